@@ -1,0 +1,212 @@
+"""The data-flow graph that schedules are made for: nodes, dependencies, bytes, workspace and cost."""
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral, Real
+from typing import Any
+
+__all__ = ["Graph"]
+
+
+@dataclass(frozen=True, init=False)
+class Graph:
+    """A computation graph G = (V, E) in topological order, as in section 4.1 of the Checkmate paper.
+
+    The order of the nodes is the order in which they are first computed: stage t of a schedule computes node t for the
+    first time (frontier-advancing stages, section 4.6).
+
+    **Arguments:**
+
+    - `names`: one name a node, for error messages and plots. Need not be unique.
+    - `cost`: C_i, the cost of computing node i once, in any unit (>= 0).
+    - `memory`: M_i, bytes of everything node i leaves in memory (>= 0).
+    - `deps`: Deps[k], for each node the indices (< k) of the nodes whose values it reads. Duplicates are collapsed.
+    - `workspace`: bytes that are needed only while node i runs. Default: none.
+    - `constant`: bytes held all the time, such as arguments and outputs (the constant overhead of eq. 2). Default: 0.
+    - `recomputable`: False for nodes that must be computed exactly once, such as effects. Default: all True.
+
+    **Raises:** `ValueError` naming the argument that is malformed.
+
+    >>> g = Graph(names="abc", cost=[1, 1, 1], memory=[4, 4, 4], deps=[[], [0], [0, 1]])
+    >>> g.floor, g.peak, g.users
+    (12, 12, ((1, 2), (2,), ()))
+    """
+
+    names: tuple[str, ...]
+    cost: tuple[float, ...]
+    memory: tuple[int, ...]
+    deps: tuple[tuple[int, ...], ...]
+    workspace: tuple[int, ...]
+    constant: int
+    recomputable: tuple[bool, ...]
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        cost: Iterable[float],
+        memory: Iterable[int],
+        deps: Iterable[Iterable[int]],
+        *,
+        workspace: Iterable[int] | None = None,
+        constant: int = 0,
+        recomputable: Iterable[bool] | None = None,
+    ):
+        names = tuple(str(name) for name in names)
+        n = len(names)
+        fields = {
+            "names": names,
+            "cost": _per_node("cost", cost, n, _cost),
+            "memory": _per_node("memory", memory, n, _bytes),
+            "deps": _per_node("deps", deps, n, _deps),
+            "workspace": _per_node("workspace", [0] * n if workspace is None else workspace, n, _bytes),
+            "constant": _bytes("constant", 0, constant),
+            "recomputable": _per_node(
+                "recomputable", [True] * n if recomputable is None else recomputable, n, lambda _, __, x: bool(x)
+            ),
+        }
+        for field, value in fields.items():
+            object.__setattr__(self, field, value)
+
+    @property
+    def n(self) -> int:
+        """Number of nodes, |V|."""
+        return len(self.names)
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """Users[i]: for each node the indices of the nodes that read it, ascending."""
+        users: list[list[int]] = [[] for _ in self.names]
+        for k, deps in enumerate(self.deps):
+            for i in deps:
+                users[i].append(k)
+        return tuple(map(tuple, users))
+
+    @cached_property
+    def total_cost(self) -> float:
+        """Cost of computing every node once: no schedule costs less."""
+        return math.fsum(self.cost)
+
+    @cached_property
+    def footprint(self) -> tuple[int, ...]:
+        """Bytes without which node k cannot run: constant + its value, its workspace and its dependencies' values."""
+        memory, workspace = self.memory, self.workspace
+        return tuple(
+            self.constant + memory[k] + workspace[k] + sum(memory[i] for i in self.deps[k]) for k in range(self.n)
+        )
+
+    @cached_property
+    def floor(self) -> int:
+        """Bytes below which no schedule exists: the largest footprint of a node."""
+        return max(self.footprint, default=self.constant)
+
+    @cached_property
+    def peak(self) -> int:
+        """Peak bytes when every node is computed once and every value is freed after its last use."""
+        dies: list[list[int]] = [[] for _ in self.names]
+        for i, users in enumerate(self.users):
+            dies[users[-1] if users else i].append(i)
+        live = peak = self.constant
+        for k, workspace in enumerate(self.workspace):
+            live += self.memory[k]
+            peak = max(peak, live + workspace)
+            live -= sum(self.memory[i] for i in dies[k])
+        return peak
+
+    def budget_at(self, fraction: float) -> int:
+        """The budget in bytes at a fraction f of the way from floor to peak: floor + f * (peak - floor)."""
+        return self.floor + int(fraction * (self.peak - self.floor))
+
+    @staticmethod
+    def from_node_link(data: Mapping[str, Any]) -> "Graph":
+        """Reads the node-link form that networkx writes (`networkx.node_link_data`).
+
+        Each node has an `id` (or else its `name` is that), a cost (`cost_cpu` or `duration`) and bytes (`cost_ram` or `out_cost`); each link has
+        its ends as `source`, `target` or as `"0"`, `"1"`. Nodes are sorted topologically, ties going to the earlier
+        entry, so an order that is already topological is kept. Repeated links are collapsed.
+
+        **Raises:** `ValueError` if a key is missing, a link has an unknown end, or the graph has a cycle.
+
+        >>> g = Graph.from_node_link({
+        ...     "nodes": [{"id": 7, "cost_cpu": 2, "cost_ram": 10}, {"id": 3, "cost_cpu": 1, "cost_ram": 5}],
+        ...     "links": [{"source": 3, "target": 7}]})
+        >>> g.names, g.deps
+        (('3', '7'), ((), (0,)))
+        """
+        nodes = list(_first_of(data, "data", ("nodes",)))
+        index = {_first_of(node, "node", ("id", "name")): position for position, node in enumerate(nodes)}
+        if len(index) != len(nodes):
+            raise ValueError("data: two nodes have the same id")
+        deps: list[set[int]] = [set() for _ in nodes]
+        for link in _first_of(data, "data", ("links", "edges")):
+            source, target = _first_of(link, "link", ("source", "0")), _first_of(link, "link", ("target", "1"))
+            if source not in index or target not in index:
+                raise ValueError(f"data: the link from {source!r} to {target!r} has an end that is not a node")
+            deps[index[target]].add(index[source])
+        order = _topological_order(deps)
+        rank = {node: k for k, node in enumerate(order)}
+        return Graph(
+            names=[str(nodes[v].get("name", nodes[v].get("id"))) for v in order],
+            cost=[_first_of(nodes[v], "node", ("cost_cpu", "duration")) for v in order],
+            memory=[_first_of(nodes[v], "node", ("cost_ram", "out_cost")) for v in order],
+            deps=[sorted(rank[i] for i in deps[v]) for v in order],
+        )
+
+
+def _topological_order(deps: list[set[int]]) -> list[int]:
+    """Kahn's algorithm with a heap: among the nodes that are ready, the one listed first comes first."""
+    users: list[list[int]] = [[] for _ in deps]
+    for k, reads in enumerate(deps):
+        for i in reads:
+            users[i].append(k)
+    missing = [len(reads) for reads in deps]
+    ready = [k for k, count in enumerate(missing) if count == 0]
+    order: list[int] = []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(i)
+        for k in users[i]:
+            missing[k] -= 1
+            if missing[k] == 0:
+                heapq.heappush(ready, k)
+    if len(order) != len(deps):
+        raise ValueError("data: the links form a cycle")
+    return order
+
+
+def _first_of(record: Mapping[str, Any], what: str, keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        if key in record:
+            return record[key]
+    raise ValueError(f"data: a {what} lacks {' or '.join(map(repr, keys))}")
+
+
+def _per_node(argument: str, values: Iterable[Any], n: int, convert: Any) -> tuple[Any, ...]:
+    values = tuple(values)
+    if len(values) != n:
+        raise ValueError(f"{argument}: expected one entry for each of the {n} names, got {len(values)}")
+    return tuple(convert(argument, k, value) for k, value in enumerate(values))
+
+
+def _cost(argument: str, k: int, value: Any) -> float:
+    if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{argument}: node {k} has {value!r}, expected a finite number >= 0")
+    return float(value)
+
+
+def _bytes(argument: str, k: int, value: Any) -> int:
+    whole = isinstance(value, Integral) or (isinstance(value, Real) and float(value).is_integer())
+    if not whole or value < 0:
+        where = argument if argument == "constant" else f"{argument}: node {k}"
+        raise ValueError(f"{where} has {value!r}, expected a whole number of bytes >= 0")
+    return int(value)
+
+
+def _deps(argument: str, k: int, value: Iterable[Any]) -> tuple[int, ...]:
+    deps = set(value)
+    for i in deps:
+        if not isinstance(i, Integral) or not 0 <= i < k:
+            raise ValueError(f"{argument}: node {k} depends on {i!r}, expected an index below {k}")
+    return tuple(sorted(int(i) for i in deps))
