@@ -1,0 +1,127 @@
+"""The mutable working set of the heuristics: a schedule under construction and its memory at every compute.
+
+Computes are ordered by their key t * n + i (see `_schedule.py`). Adding or removing one changes only the lifetimes of
+the node and of its dependencies, so either takes microseconds at a thousand nodes.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+
+import numpy as np
+
+from .._graph import Graph
+from .._schedule import lifetimes
+
+__all__ = ["Profile"]
+
+
+class Profile:
+    """Compute keys and use keys of every node, and the bytes in use while each compute runs.
+
+    - `keys`: sorted keys of all computes.
+    - `computes[i]`, `uses[i]`: sorted keys at which node i is computed, and read.
+    - `memory[:len(keys)]`: bytes in use at each key, constant and workspace included.
+    """
+
+    def __init__(self, graph: Graph, pairs=()):
+        n = graph.n
+        self.graph = graph
+        self.keys: list[int] = []
+        self.computes: list[list[int]] = [[] for _ in range(n)]
+        self.uses: list[list[int]] = [[] for _ in range(n)]
+        lives = lifetimes(graph, pairs)
+        for life in lives:
+            self.keys.append(life.start)
+            self.computes[life.node].append(life.start)
+            for i in graph.deps[life.node]:
+                self.uses[i].append(life.start)
+        position = {key: p for p, key in enumerate(self.keys)}
+        change = np.zeros(len(self.keys) + 1, dtype=np.int64)
+        for life in lives:
+            change[position[life.start]] += graph.memory[life.node]
+            change[position[life.end] + 1] -= graph.memory[life.node]
+        workspace = np.array([graph.workspace[key % n] for key in self.keys], dtype=np.int64)
+        self._buffer = np.zeros(2 * len(self.keys) + 64, dtype=np.int64)
+        self._buffer[: len(self.keys)] = graph.constant + np.cumsum(change[:-1]) + workspace
+
+    @property
+    def memory(self) -> np.ndarray:
+        return self._buffer[: len(self.keys)]
+
+    @property
+    def peak(self) -> int:
+        return int(self.memory.max()) if self.keys else self.graph.constant
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The recomputes (t, i)."""
+        n = self.graph.n
+        return [(key // n, key % n) for key in self.keys if key // n != key % n]
+
+    def life(self, i: int, key: int) -> tuple[int, int, int | None]:
+        """The value of node i that a reader at `key` would read: when it was computed, and the uses around `key`.
+
+        Returns the key of its compute, its last use before `key` (or else its compute) and its first use at or after
+        `key` (None if it has none before node i is computed again).
+        """
+        computes, uses = self.computes[i], self.uses[i]
+        q = bisect_left(computes, key)
+        start = computes[q - 1]
+        r = bisect_left(uses, key)
+        before = uses[r - 1] if r and uses[r - 1] > start else start
+        after = uses[r] if r < len(uses) and (q == len(computes) or uses[r] < computes[q]) else None
+        return start, before, after
+
+    def add(self, t: int, i: int) -> None:
+        """Computes node i again in stage t, where it is not computed yet (t > i)."""
+        graph = self.graph
+        key = t * graph.n + i
+        _, before, after = self.life(i, key)
+        self._insert(key, after is not None)
+        insort(self.computes[i], key)
+        if after is not None:
+            self._shift(before, key, -graph.memory[i], closed=False)
+        for d in graph.deps[i]:
+            _, end, later = self.life(d, key)
+            if later is None:
+                self._shift(end, key, graph.memory[d], closed=True)
+            insort(self.uses[d], key)
+
+    def remove(self, t: int, i: int) -> None:
+        """Undoes `add`: the readers of this compute read the one before."""
+        graph = self.graph
+        key = t * graph.n + i
+        for d in graph.deps[i]:
+            uses = self.uses[d]
+            del uses[bisect_left(uses, key)]
+            _, end, later = self.life(d, key)
+            if later is None:
+                self._shift(end, key, -graph.memory[d], closed=True)
+        computes = self.computes[i]
+        del computes[bisect_left(computes, key)]
+        _, before, after = self.life(i, key)
+        if after is not None:
+            self._shift(before, key, graph.memory[i], closed=False)
+        p = bisect_left(self.keys, key)
+        self._buffer[p : len(self.keys) - 1] = self._buffer[p + 1 : len(self.keys)]
+        del self.keys[p]
+
+    def _insert(self, key: int, alive: bool) -> None:
+        """Makes room for a compute at `key`, with the bytes of what lives across it and its own."""
+        keys, graph, n = self.keys, self.graph, self.graph.n
+        p = bisect_left(keys, key)
+        if len(keys) + 1 >= len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.zeros_like(self._buffer)])
+        # What the next compute finds in memory lives across this key: nothing starts or ends in between.
+        node = keys[p] % n
+        across = int(self._buffer[p]) - graph.memory[node] - graph.workspace[node]
+        self._buffer[p + 1 : len(keys) + 1] = self._buffer[p : len(keys)]
+        # If an earlier value of the same node lives on, its bytes across the key become this compute's own.
+        self._buffer[p] = across + graph.workspace[key % n] + (0 if alive else graph.memory[key % n])
+        keys.insert(p, key)
+
+    def _shift(self, start: int, stop: int, change: int, *, closed: bool) -> None:
+        """Adds `change` bytes at every key in (start, stop) or (start, stop]."""
+        if change:
+            first = bisect_right(self.keys, start)
+            last = bisect_right(self.keys, stop) if closed else bisect_left(self.keys, stop)
+            self._buffer[first:last] += change

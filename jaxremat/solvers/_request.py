@@ -1,0 +1,33 @@
+"""What every solver is given besides the graph, and what solvers share."""
+
+import time
+from dataclasses import dataclass, field
+
+__all__ = ["Request"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question to a solver.
+
+    - `budget`: bytes, constant included. Never below the floor of the graph when a solver sees it.
+    - `time_limit`: seconds, counted from the creation of this object.
+    - `gap`: relative gap, (cost - bound) / cost, at which a solver may stop.
+    - `seed`: for whatever is random.
+    """
+
+    budget: int
+    time_limit: float
+    gap: float
+    seed: int
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def deadline(self) -> float:
+        """When to stop, on the clock of `time.monotonic`."""
+        return self.start + self.time_limit
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self.deadline - time.monotonic())
