@@ -1,0 +1,150 @@
+"""A schedule becomes a program: each computed node a call or a run of equations, recomputes tied to what needs them.
+
+On CPU every node is a call that XLA does not inline, and consecutive calls are tied by a barrier where no value already
+links them, so the compiled program runs in the order of the schedule. On other platforms the equations stand free, so
+that XLA may fuse them, and only where recomputation begins a barrier ties its inputs to the latest value before it:
+the recompute can then start no earlier.
+
+A value that the schedule deallocates is not read again, so it is dead in the rewritten jaxpr from its last reader on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from jaxremat._barrier import barrier, stage_call
+from jaxremat._convolution import canonical_convolution
+from jaxremat._partition import Node
+from jaxremat._schedule import Statement
+from jaxremat._trace import Program, bytes_of, evaluate, is_literal
+
+_CPU_RULES = {"conv_general_dilated": canonical_convolution}
+
+
+def node_function(node: Node, platform: str) -> Callable[..., list[Any]]:
+    """The function of a node: the values of `node.inputs` to those of `node.outputs`."""
+
+    def stage(*values: Any) -> list[Any]:
+        env = dict(zip(node.inputs, values, strict=True))
+        evaluate(node.eqns, env, _CPU_RULES if platform == "cpu" else None)
+        return [env[v] for v in node.outputs]
+
+    stage.__name__ = stage.__qualname__ = node.name
+    return stage
+
+
+def rewrite(
+    program: Program, nodes: Sequence[Node], statements: Sequence[Statement], platform: str
+) -> jex.ClosedJaxpr:
+    """The jaxpr that computes `program` in the order of `statements`, for a platform ("cpu", "tpu", "cuda", ...)."""
+    emitter = _CallEmitter if platform == "cpu" else _InlineEmitter
+
+    def run(*values: Any) -> list[Any]:
+        env = dict(zip(program.invars, values, strict=True))
+        emit = emitter([node_function(node, platform) for node in nodes], nodes, env)
+        computed: set[int] = set()
+        for statement in statements:
+            if statement.kind == "compute":
+                emit.compute(statement.node, again=statement.node in computed)
+                computed.add(statement.node)
+            else:
+                emit.deallocate(statement.node)
+        return [a.val if is_literal(a) else env[a] for a in program.outvars]
+
+    run.__name__ = run.__qualname__ = "rematerialized"
+    results = {v for v in program.outvars if not is_literal(v)}
+    nodes = [_keep_results(node, results) for node in nodes]
+    return jax.make_jaxpr(run)(*program.structs())
+
+
+@dataclass(frozen=True)
+class _Kept(Node):
+    """A node and those of its outputs that the program returns, which are never deallocated."""
+
+    results: frozenset[Any] = frozenset()
+
+
+def _keep_results(node: Node, results: set[Any]) -> _Kept:
+    kept = frozenset(v for v in node.outputs if v in results)
+    return _Kept(node.name, node.eqns, node.inputs, node.outputs, node.effects, kept)
+
+
+@dataclass
+class _Emitter:
+    functions: list[Callable[..., list[Any]]]
+    nodes: Sequence[_Kept]
+    env: dict[Any, Any]
+
+    def deallocate(self, k: int) -> None:
+        for v in self.nodes[k].outputs:
+            if v not in self.nodes[k].results:
+                del self.env[v]
+
+    def store(self, k: int, values: Sequence[Any]) -> None:
+        self.env.update(zip(self.nodes[k].outputs, values, strict=True))
+
+    def tie(self, variables: Sequence[Any]) -> None:
+        """Pass the values of `variables` through one barrier."""
+        self.env.update(zip(variables, barrier(*(self.env[v] for v in variables)), strict=True))
+
+
+@dataclass
+class _CallEmitter(_Emitter):
+    """One call a computed node, in a total order."""
+
+    jitted: dict[int, Callable[..., list[Any]]] = field(default_factory=dict)
+    last: int | None = None
+
+    def compute(self, k: int, again: bool) -> None:
+        node = self.nodes[k]
+        self._follow_last(node)
+        inputs = [self.env[v] for v in node.inputs]
+        if node.effects:
+            outputs = self.functions[k](*inputs)
+        else:
+            fun = self.jitted.setdefault(k, jax.jit(self.functions[k]))
+            outputs = stage_call(fun, *inputs)
+        self.store(k, outputs)
+        self.last = k
+
+    def _follow_last(self, node: _Kept) -> None:
+        """Tie the smallest input of `node` to the smallest result of the node before, where no value does."""
+        if self.last is None:
+            return
+        before = [v for v in self.nodes[self.last].outputs if v in self.env]
+        if not before or not node.inputs or set(before) & set(node.inputs):
+            return
+        size = lambda v: bytes_of(v.aval)  # noqa: E731
+        self.tie([min(node.inputs, key=size), min(before, key=size)])
+
+
+@dataclass
+class _InlineEmitter(_Emitter):
+    """Free equations; one barrier where each run of recomputation begins."""
+
+    latest: Any = None
+    recomputing: bool = False
+
+    def compute(self, k: int, again: bool) -> None:
+        node = self.nodes[k]
+        if again and not self.recomputing and self.latest in self.env:
+            self.tie(list(dict.fromkeys([*node.inputs, self.latest])))
+        self.recomputing = again
+        self.store(k, self.functions[k](*(self.env[v] for v in node.inputs)))
+        if not again and node.outputs:
+            self.latest = max(node.outputs, key=lambda v: bytes_of(v.aval))
+
+
+def plain_function(program: Program) -> Callable[..., list[Any]]:
+    """The program as JAX traced it."""
+    return partial(_call, jex.jaxpr_as_fun(program.plain))
+
+
+def _call(fun: Callable[..., Any], *values: Any) -> list[Any]:
+    return list(fun(*values))

@@ -1,0 +1,175 @@
+"""A function becomes one flat program: calls inlined, duplicates merged, dead code gone.
+
+The planner wants equations it can move and repeat one by one. `flatten` therefore evaluates a traced jaxpr again, and
+opens every call on the way (`jit`, `closed_call`, `jax.checkpoint`): what a user's `jax.checkpoint` recomputes becomes
+the solver's choice. Calls that carry a rule of their own (`custom_jvp`, `custom_vjp`), control flow and kernels stay
+as they are, single equations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+# Calls without a meaning of their own: their body may stand in place of the equation.
+_INLINED = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"}
+
+
+def bytes_of(aval: Any) -> int:
+    """Bytes of an array of type `aval`, unpadded; 0 for tokens and other values without a shape."""
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or dtype is None or dtype == jax.dtypes.float0:
+        return 0
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+            return 0
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
+        return bytes_of(data)
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def struct_of(value: Any) -> jax.ShapeDtypeStruct:
+    """The shape, dtype and weak type of an array, a tracer, a Python scalar or an aval."""
+    aval = value if hasattr(value, "weak_type") and hasattr(value, "dtype") else jax.typeof(value)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def is_literal(atom: Any) -> bool:
+    return isinstance(atom, jex.Literal)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A flat jaxpr without constants: `jaxpr.jaxpr.invars` are the closed-over arrays, then the arguments.
+
+    `plain` is the same function as JAX traced it, which is what the rewritten program is measured against.
+    """
+
+    jaxpr: jex.ClosedJaxpr
+    plain: jex.ClosedJaxpr
+
+    @property
+    def invars(self) -> Sequence[Any]:
+        return self.jaxpr.jaxpr.invars
+
+    @property
+    def outvars(self) -> Sequence[Any]:
+        return self.jaxpr.jaxpr.outvars
+
+    @cached_property
+    def eqns(self) -> tuple[Any, ...]:
+        """The equations that an output or an effect needs, in order."""
+        needed = {v for v in self.outvars if not is_literal(v)}
+        kept = []
+        for eqn in reversed(self.jaxpr.jaxpr.eqns):
+            if eqn.effects or any(v in needed for v in eqn.outvars):
+                kept.append(eqn)
+                needed.update(v for v in eqn.invars if not is_literal(v))
+        return tuple(reversed(kept))
+
+    @cached_property
+    def argument_bytes(self) -> int:
+        return sum(bytes_of(v.aval) for v in self.invars)
+
+    @cached_property
+    def output_bytes(self) -> int:
+        return sum(bytes_of(v.aval) for v in self.outvars)
+
+    def structs(self) -> list[jax.ShapeDtypeStruct]:
+        return [struct_of(v.aval) for v in self.invars]
+
+
+def flatten(closed: jex.ClosedJaxpr) -> Program:
+    """Inline the calls of `closed`, merge equal equations, and turn its constants into leading arguments."""
+    consts, jaxpr = closed.consts, closed.jaxpr
+
+    def with_consts(inline: bool, *values: Any) -> list[Any]:
+        split = len(consts)
+        seen: dict[Hashable, Any] | None = {} if inline else None
+        return _evaluate_jaxpr(jaxpr, values[:split], values[split:], seen)
+
+    structs = [struct_of(c) for c in consts] + [struct_of(v.aval) for v in jaxpr.invars]
+    plain = closed if not consts else jax.make_jaxpr(partial(with_consts, False))(*structs)
+    return Program(jaxpr=jax.make_jaxpr(partial(with_consts, True))(*structs), plain=plain)
+
+
+def evaluate(
+    eqns: Iterable[Any], env: dict[Any, Any], rules: Mapping[str, Callable[..., list[Any]]] | None = None
+) -> None:
+    """Run `eqns` on the values in `env` (variable to value), which receives every result.
+
+    `rules` maps a primitive's name to `rule(eqn, *values) -> results`, which then stands in for binding it.
+    """
+    for eqn in eqns:
+        values = [a.val if is_literal(a) else env[a] for a in eqn.invars]
+        rule = rules.get(eqn.primitive.name) if rules else None
+        results = _bind(eqn, values) if rule is None else rule(eqn, *values)
+        env.update(zip(eqn.outvars, results, strict=True))
+
+
+def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
+    params = eqn.primitive.get_bind_params(eqn.params)
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*values, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _evaluate_jaxpr(
+    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seen: dict[Hashable, Any] | None
+) -> list[Any]:
+    """Evaluate `jaxpr`; with a `seen` table, open its calls and reuse the result of an equal earlier equation."""
+    env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+    for eqn in jaxpr.eqns:
+        values = [a.val if is_literal(a) else env[a] for a in eqn.invars]
+        inner = _inner_jaxpr(eqn) if seen is not None else None
+        if inner is not None:
+            results = _evaluate_jaxpr(inner.jaxpr, inner.consts, values, seen)
+        elif seen is None or eqn.effects:
+            results = _bind(eqn, values)
+        else:
+            key = _equation_key(eqn, values)
+            results = seen.get(key) if key is not None else None
+            if results is None:
+                results = _bind(eqn, values)
+                if key is not None:
+                    seen[key] = results
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [a.val if is_literal(a) else env[a] for a in jaxpr.outvars]
+
+
+def _inner_jaxpr(eqn: Any) -> jex.ClosedJaxpr | None:
+    """The body of a call that may be inlined, else None."""
+    if eqn.primitive.name not in _INLINED or getattr(eqn.ctx, "xla_metadata", None):
+        return None
+    if any(eqn.params.get("donated_invars", ())) or _has_shardings(eqn):
+        return None
+    body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    return jex.ClosedJaxpr(body, ()) if isinstance(body, jex.Jaxpr) else body
+
+
+def _has_shardings(eqn: Any) -> bool:
+    shardings = [*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ())]
+    return any(isinstance(s, jax.sharding.Sharding) for s in shardings)
+
+
+def _equation_key(eqn: Any, values: Sequence[Any]) -> Hashable | None:
+    """Equal for equations that compute the same thing; None where that cannot be told."""
+    operands = tuple(
+        id(v) if isinstance(v, jax.core.Tracer) else (type(v), getattr(v, "dtype", None), _scalar(v)) for v in values
+    )
+    key = (eqn.primitive, operands, tuple(sorted(eqn.params.items(), key=lambda item: item[0])), str(eqn.ctx))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _scalar(value: Any) -> Hashable:
+    return np.asarray(value).tobytes() if np.ndim(value) == 0 else id(value)
