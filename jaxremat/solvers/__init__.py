@@ -13,9 +13,10 @@ from .._errors import BudgetError
 from .._graph import Graph
 from .._schedule import Schedule, simulate
 from . import heuristics
-from ._request import Request
+from ._request import Infeasible, Request
 from .auto import auto
 from .baselines import checkpoint_all
+from .milp import milp
 
 __all__ = ["SOLVERS", "lowest_peak", "solve"]
 
@@ -23,6 +24,7 @@ Solver = Callable[[Graph, Request], Schedule | None]
 
 SOLVERS: dict[str, Solver] = {
     "auto": auto,
+    "milp": milp,
     "checkpoint_all": checkpoint_all,
 }
 
@@ -66,7 +68,10 @@ def solve(
         raise ValueError(f"solver: no solver is called {solver!r}; the known ones are {', '.join(map(repr, SOLVERS))}")
     if request.budget < graph.floor:
         raise _no_schedule(graph, request, None, proved=True)
-    schedule = SOLVERS[solver](graph, request)
+    try:
+        schedule = SOLVERS[solver](graph, request)
+    except Infeasible:
+        raise _no_schedule(graph, request, None, proved=True) from None
     if schedule is None or schedule.peak > request.budget:
         raise _no_schedule(graph, request, schedule, proved=False)
     peak = simulate(graph, schedule.statements)
@@ -93,18 +98,18 @@ def _no_schedule(graph: Graph, request: Request, found: Schedule | None, *, prov
     """The error that says what would work instead, and why this does not."""
     if found is None:
         found = heuristics.lowest_peak(graph, seed=request.seed, deadline=request.deadline + 1.0)
-    node = graph.footprint.index(graph.floor) if proved and graph.n else found.peak_node
-    operation = None if node is None else graph.names[node]
-    asked = f"budget: no schedule of {graph.n} nodes fits into {request.budget} bytes"
-    if proved:
+    if request.budget < graph.floor and graph.n:
+        operation = graph.names[graph.footprint.index(graph.floor)]
         message = (
-            f"{asked}: {operation!r} alone needs {graph.floor} with its inputs"
-            f"{', constant bytes' if graph.constant else ''} and workspace. A schedule of {found.peak} bytes is known."
+            f"budget: {request.budget} bytes are below the floor of {graph.floor} that {operation!r} needs with its"
+            f" inputs, its workspace and the constant bytes; the smallest peak reached is {found.peak} bytes."
         )
     else:
+        operation = None if found.peak_node is None else graph.names[found.peak_node]
+        verdict = "no schedule fits, which is proved" if proved else "found no schedule, which proves nothing"
         message = (
-            f"budget: found no schedule of {graph.n} nodes within {request.budget} bytes, which is not proof that there"
-            f" is none; the smallest peak reached is {found.peak} bytes, set by {operation!r}."
+            f"budget: {verdict}, into {request.budget} bytes; the smallest peak reached is {found.peak} bytes, set by"
+            f" {operation!r}."
         )
     return BudgetError(message, minimum_bytes=found.peak, operation=operation, proved=proved)
 

@@ -1,9 +1,14 @@
-"""What every solver is given besides the graph, and what solvers share."""
+"""What every solver is given besides the graph."""
 
 import time
 from dataclasses import dataclass, field
 
-__all__ = ["Request"]
+__all__ = ["Infeasible", "Request"]
+
+
+class Infeasible(Exception):
+    """Raised by a solver that has proved that no schedule fits."""
+
 
 
 @dataclass(frozen=True)

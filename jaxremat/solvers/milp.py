@@ -1,0 +1,186 @@
+"""The optimal schedule by the mixed integer linear program of the Checkmate paper, eq. (9), solved with CBC.
+
+Stages are frontier-advancing: R is lower triangular with unit diagonal, S strictly lower triangular, so the variables
+above are not made at all. Free[t, k, k] is left out, as in section 4.8. Beyond the paper there is the workspace W that
+a node needs while it runs, and nodes that must not be recomputed.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from .._graph import Graph
+from .._schedule import Schedule
+from ._mip import Mip, Outcome
+from ._request import Infeasible, Request
+from .heuristics import construct
+
+__all__ = ["Partitioned", "milp", "partitioned"]
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """Eq. (9) for a graph and a budget: the program, and where its variables are.
+
+    - `R[t, i]` (i <= t), `S[t, i]` (i < t), `U[t, k]` (k <= t), `Free[t, i, k]` (i in Deps[k], k <= t): indices.
+    - `cost_unit`, `byte_unit`: what 1.0 in the objective and in U stands for.
+    """
+
+    graph: Graph
+    mip: Mip
+    R: dict[tuple[int, int], int]
+    S: dict[tuple[int, int], int]
+    U: dict[tuple[int, int], int]
+    Free: dict[tuple[int, int, int], int]
+    cost_unit: float
+    byte_unit: float
+
+    def start(self, schedule: Schedule) -> dict[int, float]:
+        """The schedule as a point of the program."""
+        n, point = self.graph.n, {}
+        for (t, i), x in self.R.items():
+            point[x] = float(schedule.R[t, i])
+        for (t, i), x in self.S.items():
+            point[x] = float(schedule.S[t, i])
+        for (t, k), x in self.U.items():
+            point[x] = (int(schedule.U[t, k]) - self.graph.constant) / self.byte_unit
+        for x in self.Free.values():
+            point[x] = 0.0
+        for life in schedule.lifetimes:
+            t, k = divmod(life.end, n)
+            if life.node != k:
+                point[self.Free[t, life.node, k]] = 1.0
+        return point
+
+    def schedule(self, x: list[float]) -> Schedule:
+        """The schedule that a point of the program stands for. Its S keeps only what is read."""
+        return Schedule(self.graph, tuple(pair for pair, k in self.R.items() if pair[0] > pair[1] and x[k] > 0.5))
+
+
+def milp(graph: Graph, request: Request) -> Schedule | None:
+    """Eq. (9), from the heuristic's schedule as incumbent, which is also what comes back if the solver fails."""
+    heuristic_deadline = request.start + request.time_limit / 4
+    incumbent = construct(graph, request.budget, seed=request.seed, deadline=heuristic_deadline)
+    return improve(graph, request, incumbent)
+
+
+def improve(graph: Graph, request: Request, incumbent: Schedule | None) -> Schedule | None:
+    """The incumbent or a cheaper schedule, with the bound that eq. (9) proves.
+
+    **Raises:** `Infeasible` if there is proved to be no schedule.
+    """
+    if incumbent is not None and incumbent.gap <= request.gap:
+        return replace(incumbent, status="optimal")
+    best, bound = incumbent, graph.total_cost
+    # Rounded to integers, what the solver calls feasible may be a few bytes over: then leave it less.
+    for allowance in (0.0, 1e-5):
+        problem = partitioned(graph, request.budget, allowance)
+        start = None if best is None or best.peak > (1 - allowance) * request.budget else problem.start(best)
+        outcome = problem.mip.solve_cbc(request.remaining, gap=request.gap, seed=request.seed, start=start)
+        if allowance == 0.0:
+            if outcome.status == "infeasible" and incumbent is None:
+                raise Infeasible
+            bound = max(bound, _certified(outcome, problem.cost_unit, request.gap))
+        if outcome.x is None:
+            break
+        found = problem.schedule(outcome.x)
+        if found.peak <= request.budget:
+            best = found if best is None or found.cost < best.cost else best
+            break
+    if best is None:
+        return None
+    best = replace(best, bound=min(bound, best.cost), solver="milp")
+    return replace(best, status="optimal" if best.gap <= request.gap else "feasible")
+
+
+def partitioned(graph: Graph, budget: int, allowance: float = 0.0) -> Partitioned:
+    """Builds eq. (9). `allowance` is a fraction of the budget left unused."""
+    n, mip = graph.n, Mip()
+    byte_unit, limit = _byte_scale(graph, budget, allowance)
+    cost_unit = _cost_scale(graph)
+    M = [memory / byte_unit for memory in graph.memory]
+    R, S, U, Free = {}, {}, {}, {}
+    for t in range(n):
+        for i in range(t + 1):
+            R[t, i] = mip.binary(cost=graph.cost[i] / cost_unit)
+            U[t, i] = mip.variable(0.0, limit)
+            if i < t:
+                S[t, i] = mip.binary()
+                if not graph.recomputable[i]:
+                    mip.fix(R[t, i], 0.0)
+        mip.fix(R[t, t], 1.0)  # (8a)
+        for k in range(t + 1):
+            for i in graph.deps[k]:
+                Free[t, i, k] = mip.binary()
+    problem = Partitioned(graph, mip, R, S, U, Free, cost_unit, byte_unit)
+    _add_correctness(problem)
+    _add_memory(problem, M, limit)
+    _add_free(problem)
+    return problem
+
+
+def _add_correctness(problem: Partitioned) -> None:
+    """(1b) and (1c): what is computed has its dependencies, what is kept was there."""
+    R, S, mip = problem.R, problem.S, problem.mip
+    for t, j in R:
+        for i in problem.graph.deps[j]:
+            mip.row({R[t, j]: 1.0, R[t, i]: -1.0, S[t, i]: -1.0}, "<", 0.0)
+    for (t, i), kept in S.items():
+        before = {S[t - 1, i]: -1.0} if i < t - 1 else {}
+        mip.row({kept: 1.0, R[t - 1, i]: -1.0} | before, "<", 0.0)
+
+
+def _add_memory(problem: Partitioned, M: list[float], limit: float) -> None:
+    """(2), (3) and (4) without Free[t, k, k], and U <= budget while the workspace is in use."""
+    graph, R, S, U, Free, mip = problem.graph, problem.R, problem.S, problem.U, problem.Free, problem.mip
+    for (t, k), used in U.items():
+        if k == 0:
+            before = {S[t, i]: -M[i] for i in range(t) if M[i]}
+        else:
+            freed = {Free[t, i, k - 1]: M[i] for i in graph.deps[k - 1] if M[i]}
+            before = {U[t, k - 1]: -1.0} | freed
+        mip.row({used: 1.0, R[t, k]: -M[k]} | before, "=", 0.0)
+        if graph.workspace[k]:
+            mip.row({used: 1.0, R[t, k]: graph.workspace[k] / problem.byte_unit}, "<", limit)
+
+
+def _add_free(problem: Partitioned) -> None:
+    """(7b) and (7c): Free[t, i, k] = 1 exactly if nothing speaks against freeing i once k is computed in stage t."""
+    R, S, mip = problem.R, problem.S, problem.mip
+    for (t, i, k), free in problem.Free.items():
+        # num_hazards = (1 - R[t, k]) + S[t + 1, i] + sum over the later users j of i of R[t, j]
+        hazards = {R[t, k]: -1.0}
+        if t + 1 < problem.graph.n:
+            hazards[S[t + 1, i]] = 1.0
+        hazards |= {R[t, j]: 1.0 for j in problem.graph.users[i] if k < j <= t}
+        most = float(len(hazards))
+        mip.row({free: 1.0} | hazards, ">", 0.0)
+        mip.row({free: most} | hazards, "<", most - 1.0)
+
+
+def _byte_scale(graph: Graph, budget: int, allowance: float) -> tuple[float, float]:
+    """The unit of memory, and the budget without the constant in it.
+
+    Small whole numbers are exact: then half a unit more than the budget lets through nothing it should not, and keeps
+    the solver's tolerance away from schedules that use the budget up. Otherwise about 1000 units make the budget.
+    """
+    room = (budget - graph.constant) * (1.0 - allowance)
+    unit = math.gcd(*graph.memory, *graph.workspace) or 1
+    whole = math.floor(room / unit)
+    if whole <= 10_000:
+        return float(unit), whole + 0.5
+    return room / 1000.0, 1000.0
+
+
+def _cost_scale(graph: Graph) -> float:
+    """The unit of cost. Small whole numbers stay as they are, which lets the solver see that the optimum is one."""
+    if graph.total_cost <= 1e5 and all(cost.is_integer() for cost in graph.cost):
+        return 1.0
+    return graph.total_cost / 1e4
+
+
+def _certified(outcome: Outcome, unit: float, gap: float) -> float:
+    """The lower bound on the cost. What stopped at the gap may report its objective as the bound: take that off."""
+    if outcome.status not in ("optimal", "feasible", "unknown"):
+        return -math.inf
+    bound = outcome.bound * (1.0 - gap) if outcome.status == "optimal" else outcome.bound
+    return math.ceil(bound - 1e-6) if unit == 1.0 and math.isfinite(bound) else bound * unit

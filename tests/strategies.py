@@ -1,0 +1,70 @@
+"""Random graphs, chains and real ones, for the tests of graphs, schedules and solvers."""
+
+import json
+import random
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from jaxremat._graph import Graph
+
+GRAPHS = Path(__file__).resolve().parents[2] / "shared" / "graphs"
+REAL = ("vgg16_b256", "unet_b32", "resnet50_b256")
+
+
+def shared_graph(name: str) -> Graph | None:
+    """A graph from the folder beside the repository, None where that is absent."""
+    path = GRAPHS / f"{name}.json"
+    return Graph.from_node_link(json.loads(path.read_text())) if path.exists() else None
+
+
+def training_chain(layers: int, *, both: bool = True) -> Graph:
+    """The unit-cost training graph of a path of layers, n = 2 * layers + 1: forward, loss, backward.
+
+    The gradient of a layer reads the gradient after it, the layer's input and, if `both`, its output: with that, 8
+    layers at budget 4 are the example of section 4.6 of the paper.
+    """
+    n = 2 * layers + 1
+    deps: list[list[int]] = [[]] + [[i - 1] for i in range(1, layers + 1)]
+    for k in range(layers + 1, n):
+        layer = 2 * layers - k
+        deps.append([k - 1, layer] + ([layer + 1] if both and layer + 1 < layers else []))
+    return Graph([f"v{k}" for k in range(n)], [1] * n, [1] * n, deps)
+
+
+def random_graph(rng: random.Random, n: int, *, density: float = 0.4, extras: bool = True) -> Graph:
+    """Any DAG: several sinks, disconnected parts, zero costs and bytes; with workspace and such if `extras`."""
+    return Graph(
+        names=[f"v{k}" for k in range(n)],
+        cost=[rng.choice([0, 1, 1, 2, 3, 7]) for _ in range(n)],
+        memory=[rng.choice([0, 1, 1, 2, 3, 5]) for _ in range(n)],
+        deps=[[i for i in range(k) if rng.random() < density] for k in range(n)],
+        workspace=[rng.choice([0, 0, 0, 1, 4]) for _ in range(n)] if extras else None,
+        constant=rng.choice([0, 3]) if extras else 0,
+        recomputable=[rng.random() < 0.9 for _ in range(n)] if extras else None,
+    )
+
+
+@st.composite
+def graphs(draw, max_nodes: int = 8) -> Graph:
+    """Graphs of one node up, with everything that real programs have; bytes from none to gigabytes."""
+    n = draw(st.integers(1, max_nodes))
+    size = st.one_of(st.integers(0, 5), st.integers(0, 2**33))
+    per_node = lambda element: st.lists(element, min_size=n, max_size=n)
+    return Graph(
+        names=[f"v{k}" for k in range(n)],
+        cost=draw(per_node(st.one_of(st.integers(0, 4), st.floats(0, 1e3)))),
+        memory=draw(per_node(size)),
+        deps=[draw(st.lists(st.integers(0, k - 1), max_size=4)) if k else [] for k in range(n)],
+        workspace=draw(per_node(size)),
+        constant=draw(size),
+        recomputable=draw(per_node(st.booleans())),
+    )
+
+
+@st.composite
+def graphs_with_pairs(draw, max_nodes: int = 8) -> tuple[Graph, tuple[tuple[int, int], ...]]:
+    """A graph and any set of recomputes of its recomputable nodes."""
+    graph = draw(graphs(max_nodes))
+    every = [(t, i) for t in range(graph.n) for i in range(t) if graph.recomputable[i]]
+    return graph, tuple(draw(st.sets(st.sampled_from(every)))) if every else ()
