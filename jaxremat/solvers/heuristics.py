@@ -36,11 +36,13 @@ class Style:
 
     - `exponent`: weight of the relief against the cost in the score.
     - `noise`: width of the random factor on each score (log-normal).
+    - `keep`: fraction of an eviction's relief that dependencies kept longer for it must leave.
     - `price`: cost added to each recompute, as a fraction of the mean cost, so that free ones are not limitless.
     """
 
     exponent: float = 1.0
     noise: float = 0.0
+    keep: float = 0.0
     price: float = 1e-3
 
 
@@ -91,39 +93,50 @@ def _cheapest_eviction(
         again = stage * n + i
         if again <= key:
             continue
-        first, last = bisect_right(profile.keys, before), bisect_left(profile.keys, again)
-        relief = float(np.minimum(excess[first:last], size).sum())
-        bound = (graph.cost[i] + price) / relief**style.exponent
+        gap = slice(bisect_right(profile.keys, before), bisect_left(profile.keys, again))
+        most = float(np.minimum(excess[gap], size).sum())
         factor = math.exp(style.noise * rng.gauss(0.0, 1.0)) if style.noise else 1.0
-        if best is not None and bound * factor >= best.score:
+        if best is not None and factor * (graph.cost[i] + price) / most**style.exponent >= best.score:
             continue
-        nodes = _closure(profile, i, stage, budget)
+        # Memory if i is evicted, to which the closure adds what it keeps longer, and how far that may go: nowhere over
+        # the budget, or where it is exceeded already, not by more than a fraction of what the eviction relieves.
+        after_it, ceiling = memory.copy(), np.maximum(memory, budget)
+        after_it[gap] -= size
+        ceiling[gap] = np.maximum(memory[gap] - int(style.keep * size), budget)
+        nodes = _closure(profile, i, stage, after_it, ceiling)
         if nodes is None:
             continue
-        cost = sum(graph.cost[j] + price for j in nodes)
-        score = factor * cost / relief**style.exponent
+        relief = float((excess - np.maximum(after_it - budget, 0)).sum())
+        if relief <= 0:
+            continue
+        score = factor * sum(graph.cost[j] + price for j in nodes) / relief**style.exponent
         if best is None or score < best.score:
             best = Eviction(score, stage, tuple(sorted(nodes)))
     return best
 
 
-def _closure(profile: Profile, i: int, stage: int, budget: int) -> set[int] | None:
-    """What must be recomputed in `stage` for node i to be; None if that is impossible."""
-    graph, n, keys, memory = profile.graph, profile.graph.n, profile.keys, profile.memory
+def _closure(profile: Profile, i: int, stage: int, memory: np.ndarray, ceiling: np.ndarray) -> set[int] | None:
+    """What must be recomputed in `stage` for node i to be; None if that is impossible.
+
+    Dependencies that are dead by then are kept until then where `memory`, which this updates, stays below `ceiling`.
+    """
+    graph, n, keys = profile.graph, profile.graph.n, profile.keys
     nodes, stack = {i}, [i]
+    kept: dict[int, int] = {}
     while stack:
         k = stack.pop()
         at = stage * n + k
         for d in graph.deps[k]:
-            if d in nodes:
-                continue
             start, end, after = profile.life(d, at)
-            if after is not None or graph.memory[d] == 0:
+            end = max(end, kept.get(d, end))
+            size = graph.memory[d]
+            if d in nodes or after is not None or end >= at:
                 continue
-            # Dead by then: keep it until then if that fits, else (unless this stage has it already) recompute it.
-            first, last = bisect_right(keys, end), bisect_left(keys, at)
-            fits = first >= last or int(memory[first:last].max()) + graph.memory[d] <= budget
-            if fits or start // n == stage:
+            span = slice(bisect_right(keys, end), bisect_left(keys, at))
+            # Once a stage: what this stage has computed before can only be kept.
+            if span.start >= span.stop or start // n == stage or int((memory[span] - ceiling[span]).max()) + size <= 0:
+                memory[span] += size
+                kept[d] = at
                 continue
             if not graph.recomputable[d]:
                 return None
@@ -147,10 +160,11 @@ def prune(profile: Profile, budget: int) -> None:
 
 
 def styles(count: int, rng: random.Random) -> list[Style]:
-    """The runs of the heuristic, the plainest first."""
-    fixed = [Style(1.0), Style(0.7), Style(1.4), Style(0.5), Style(1.0, price=0.1), Style(2.0)]
+    """The runs of the heuristic: the plainest first, then noisy ones."""
+    fixed = [Style(), Style(keep=0.5), Style(0.7), Style(0.5), Style(0.7, keep=0.9), Style(1.4), Style(0.5, keep=0.5)]
     while len(fixed) < count:
-        fixed.append(Style(rng.uniform(0.4, 1.6), rng.choice([0.2, 0.5, 1.0]), rng.choice([1e-3, 0.1, 0.5])))
+        keep = rng.choice([0.0, 0.0, 0.1, 0.5, 0.9])
+        fixed.append(Style(rng.uniform(0.4, 1.4), rng.choice([0.1, 0.3, 0.6]), keep, rng.choice([1e-3, 0.1, 0.5])))
     return fixed[:count]
 
 
