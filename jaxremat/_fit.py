@@ -1,30 +1,34 @@
 """From a program and a budget to a plan whose compiled peak has been measured to fit.
 
 The plain program is compiled first; where it fits, it is the plan. Otherwise: solve, rewrite, compile, measure. What
-the measurement exceeds the budget by, the next round's budget is lower by. What never fits is told with the smallest
-peak that was measured, and the same plan is found again when that is the budget.
+the measurement exceeds the budget by, the next round's budget is lower by, and what it leaves unused, higher. What
+never fits is told with the smallest peak that was measured, and the same plan is found again when that is the budget.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax.extend.core as jex
 
 from jaxremat._budget import Budget, budget_bytes
-from jaxremat._cost import CostFunction, Workspace, costs
+from jaxremat._cost import CostFunction
 from jaxremat._errors import BudgetError
 from jaxremat._graph import Graph
-from jaxremat._partition import Node, dependencies, partition
+from jaxremat._kernels import describe
+from jaxremat._partition import Node, partition
+from jaxremat._plan import Plan
 from jaxremat._rewrite import rewrite
-from jaxremat._schedule import Schedule, lifetimes
+from jaxremat._schedule import Schedule
 from jaxremat._target import Memory, Target, memory_of
-from jaxremat._trace import Program, bytes_of, is_literal
+from jaxremat._trace import Program
 from jaxremat.solvers import lowest_peak, solve
 
-_ROUNDS = 5
+_ROUNDS = 6
+_SLACK = 0.02  # of the budget left unused, above which a dearer plan than need be is suspected
 
 
 @dataclass(frozen=True)
@@ -42,53 +46,33 @@ class Options:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A program that fits: its jaxpr, the schedule it follows, and what was measured."""
+    """A plan and the compiled program that follows it."""
 
-    graph: Graph
-    schedule: Schedule
-    jaxpr: jex.ClosedJaxpr
+    plan: Plan
     compiled: Any
-    memory: Memory
-    plain_memory: Memory
-    budget_bytes: int | None
-    compiles: int
+
+    @property
+    def peak(self) -> int:
+        """Measured, in bytes."""
+        assert self.plan.measured_peak_bytes is not None
+        return self.plan.measured_peak_bytes
 
 
-def graph_of(program: Program, nodes: tuple[Node, ...], target: Target, cost: str | CostFunction, measure: bool) -> Graph:
-    """The graph of `nodes`; with `measure`, workspaces are compiled and measured, else they are left at 0."""
-    results = frozenset(v for v in program.outvars if not is_literal(v))
-    graph = Graph(
-        names=[node.name for node in nodes],
-        cost=costs(nodes, target, cost),
-        memory=[sum(bytes_of(v.aval) for v in node.outputs if v not in results) for node in nodes],
-        deps=dependencies(nodes),
-        constant=program.argument_bytes + program.output_bytes,
-        recomputable=[not node.effects for node in nodes],
-    )
-    if not measure:
-        return graph
-    workspace = Workspace(target, results | frozenset(program.invars))
-    dying = _dying(graph, nodes)
-    return Graph(
-        graph.names,
-        graph.cost,
-        graph.memory,
-        graph.deps,
-        workspace=[workspace.bytes(node, dead) for node, dead in zip(nodes, dying, strict=True)],
-        constant=graph.constant,
-        recomputable=graph.recomputable,
-    )
+def fit(program: Program, options: Options) -> Fitted:
+    """The cheapest program found whose measured peak is within the budget. Raises `BudgetError` if there is none."""
+    return _Fit(program, options).run()
 
 
-def _dying(graph: Graph, nodes: tuple[Node, ...]) -> list[frozenset[Any]]:
-    """For each node, the inputs it is the last to read when nothing is recomputed."""
-    last = {life.node: life.end for life in lifetimes(graph, ())}
-    producer = {v: k for k, node in enumerate(nodes) for v in node.outputs}
-    n = graph.n
-    return [
-        frozenset(v for v in node.inputs if v in producer and last[producer[v]] == k * n + k)
-        for k, node in enumerate(nodes)
-    ]
+def follow(program: Program, plan: Plan) -> Fitted:
+    """The program that a plan made before stands for. Raises `PlanMismatchError` if it was made for another one."""
+    plan.check(program)
+    target = Target.of(plan.target)
+    if plan.plain:
+        jaxpr = program.plain
+    else:
+        jaxpr = rewrite(program, partition(program), plan.schedule.statements, target.platform)
+    compiled = target.compile(jex.jaxpr_as_fun(jaxpr), program.structs())
+    return Fitted(replace(plan, rewritten=jaxpr, measured_peak_bytes=memory_of(compiled).peak), compiled)
 
 
 class _Fit:
@@ -102,67 +86,92 @@ class _Fit:
         self.say("compiling the plain program")
         self.plain, self.plain_memory = self.compile(program.plain)
         self.budget = budget_bytes(options.budget, self.plain_memory.peak)
-        self.nodes = partition(program)
+        self.limit = self.plain_memory.peak if self.budget is None else self.budget
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        return partition(self.program)
+
+    def graph(self, measure: bool) -> Graph:
+        return Graph(**describe(self.program, self.nodes, self.target, self.options.cost, measure))
 
     def compile(self, jaxpr: jex.ClosedJaxpr) -> tuple[Any, Memory]:
         self.compiles += 1
         compiled = self.target.compile(jex.jaxpr_as_fun(jaxpr), self.program.structs())
         return compiled, memory_of(compiled)
 
-    def result(self, graph: Graph, schedule: Schedule, jaxpr: jex.ClosedJaxpr, compiled: Any, memory: Memory) -> Fitted:
-        return Fitted(graph, schedule, jaxpr, compiled, memory, self.plain_memory, self.budget, self.compiles)
+    def fitted(self, schedule: Schedule, jaxpr: jex.ClosedJaxpr, compiled: Any, memory: Memory) -> Fitted:
+        plain = self.plain_memory.peak
+        plan = Plan(
+            schedule.graph,
+            schedule,
+            budget_bytes=self.budget,
+            plain_peak_bytes=plain,
+            predicted_peak_bytes=plain if compiled is self.plain else schedule.peak,
+            measured_peak_bytes=memory.peak,
+            target=self.target.name,
+            fingerprint=self.program.fingerprint,
+            compiles=self.compiles,
+            rewritten=jaxpr,
+        )
+        return Fitted(plan, compiled)
 
     def run(self) -> Fitted:
-        if self.budget is None or self.plain_memory.peak <= self.budget:
-            graph = graph_of(self.program, self.nodes, self.target, self.options.cost, measure=False)
-            schedule = Schedule(graph, status="optimal", solver="plain")
-            return self.result(graph, schedule, self.program.plain, self.plain, self.plain_memory)
+        if self.plain_memory.peak <= self.limit:
+            schedule = Schedule(self.graph(measure=False), status="optimal", solver="plain")
+            return self.fitted(schedule, self.program.plain, self.plain, self.plain_memory)
         self.say(f"measuring the workspace of {len(self.nodes)} nodes")
-        graph = graph_of(self.program, self.nodes, self.target, self.options.cost, measure=True)
+        graph = self.graph(measure=True)
         found = self.search(graph) or self.last_resort(graph)
-        return found
+        return Fitted(replace(found.plan, compiles=self.compiles), found.compiled)
 
     def attempt(self, graph: Graph, schedule: Schedule) -> Fitted:
         jaxpr = rewrite(self.program, self.nodes, schedule.statements, self.target.platform)
         compiled, memory = self.compile(jaxpr)
         self.say(f"planned {schedule.peak:,} bytes at overhead {schedule.overhead:.3f}, measured {memory.peak:,}")
-        return self.result(graph, schedule, jaxpr, compiled, memory)
+        return self.fitted(schedule, jaxpr, compiled, memory)
 
     def search(self, graph: Graph) -> Fitted | None:
-        """Solve and measure until a plan fits, each time with a budget lower by what the last one exceeded it by."""
-        assert self.budget is not None
-        options, allowed = self.options, self.budget
+        """Solve and measure for a budget that follows the measurements, and keep the cheapest plan that fits."""
+        options, best = self.options, None
+        allowed, too_much = self.limit, max(self.limit, self.plain_memory.peak) + 1
+        tried: set[tuple[tuple[int, int], ...]] = set()
         for _ in range(_ROUNDS):
             try:
                 schedule = solve(graph, allowed, options.solver, options.time_limit, options.gap)
             except BudgetError:
-                return None
+                break
+            if schedule.pairs in tried:
+                break
+            tried.add(schedule.pairs)
             fitted = self.attempt(graph, schedule)
-            if fitted.memory.peak <= self.budget:
-                return fitted
-            allowed = min(allowed, schedule.peak) - (fitted.memory.peak - self.budget)
-        return None
+            slack = self.limit - fitted.peak
+            if slack >= 0:
+                best = min(best or fitted, fitted, key=lambda found: found.plan.overhead)
+                if not schedule.pairs or slack < _SLACK * self.limit:
+                    break
+                allowed = min(max(allowed, schedule.peak) + slack, (allowed + too_much) // 2)
+            elif best is not None:
+                break
+            else:
+                too_much = min(allowed, schedule.peak)
+                allowed = too_much + slack
+        return best
 
     def last_resort(self, graph: Graph) -> Fitted:
         """The schedule of the lowest peak, if it fits; else the error that names the peak it reaches."""
-        assert self.budget is not None
         schedule = replace(lowest_peak(graph, self.options.time_limit), solver="lowest_peak")
         lowest = self.attempt(graph, schedule)
-        if lowest.memory.peak <= self.budget:
+        if lowest.peak <= self.limit:
             return lowest
-        reached = min(lowest.memory.peak, self.plain_memory.peak)
-        node = schedule.peak_node
-        operation = None if node is None else graph.names[node]
+        plain = self.plain_memory.peak
+        reached = min(lowest.peak, plain)
+        operation = None if schedule.peak_node is None else graph.names[schedule.peak_node]
         held = self.program.argument_bytes + self.program.output_bytes
-        detail = f"arguments and outputs alone take {held:,}" if held > self.budget else f"{operation} sets it"
+        detail = f"arguments and outputs alone take {held:,}" if held > self.limit else f"{operation} sets it"
         raise BudgetError(
-            f"budget: nothing that fits {self.budget:,} bytes was found; the smallest budget that works is "
-            f"{reached:,} bytes ({detail}; the plain program takes {self.plain_memory.peak:,})",
+            f"budget: nothing that fits {self.limit:,} bytes was found; the smallest budget that works is "
+            f"{reached:,} bytes ({detail}; the plain program takes {plain:,})",
             minimum_bytes=reached,
             operation=operation,
         )
-
-
-def fit(program: Program, options: Options) -> Fitted:
-    """The cheapest program found whose measured peak is within the budget. Raises `BudgetError` if there is none."""
-    return _Fit(program, options).run()

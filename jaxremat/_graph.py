@@ -8,6 +8,14 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
 
+import jax.extend.core as jex
+
+from ._cost import CostFunction, check_cost
+from ._kernels import describe
+from ._partition import partition
+from ._target import Target
+from ._trace import flatten
+
 __all__ = ["Graph"]
 
 
@@ -118,6 +126,29 @@ class Graph:
     def budget_at(self, fraction: float) -> int:
         """The budget in bytes at a fraction f of the way from floor to peak: floor + f * (peak - floor)."""
         return self.floor + int(fraction * (self.peak - self.floor))
+
+    @staticmethod
+    def from_jaxpr(
+        jaxpr: jex.ClosedJaxpr,
+        *,
+        target: str | Target | None = None,
+        cost: str | CostFunction = "auto",
+        measure: bool = True,
+    ) -> "Graph":
+        """The graph of a traced function: one node for each kernel that materialises something.
+
+        `target` and `cost` as in `jaxremat.grad`; `constant` is the bytes of arguments and results. With `measure`, the
+        workspace of each distinct node is compiled and measured, which takes some 50 ms each; else it counts as none.
+
+        >>> import jax, jax.numpy as jnp
+        >>> f = jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2))
+        >>> g = Graph.from_jaxpr(jax.make_jaxpr(f)(jnp.ones((4, 4)), jnp.ones((8, 4))), measure=False)
+        >>> g.names, g.deps, g.memory, g.constant
+        (('dot_general_7', 'dot_general_9'), ((), (0,)), (128, 0), 256)
+        """
+        check_cost(cost)
+        program = flatten(jaxpr)
+        return Graph(**describe(program, partition(program), Target.of(target), cost, measure))
 
     @staticmethod
     def from_node_link(data: Mapping[str, Any]) -> "Graph":

@@ -12,32 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 
 from jaxremat._barrier import barrier, stage_call
-from jaxremat._convolution import canonical_convolution
 from jaxremat._partition import Node
 from jaxremat._schedule import Statement
-from jaxremat._trace import Program, bytes_of, evaluate, is_literal
-
-_CPU_RULES = {"conv_general_dilated": canonical_convolution}
-
-
-def node_function(node: Node, platform: str) -> Callable[..., list[Any]]:
-    """The function of a node: the values of `node.inputs` to those of `node.outputs`."""
-
-    def stage(*values: Any) -> list[Any]:
-        env = dict(zip(node.inputs, values, strict=True))
-        evaluate(node.eqns, env, _CPU_RULES if platform == "cpu" else None)
-        return [env[v] for v in node.outputs]
-
-    stage.__name__ = stage.__qualname__ = node.name
-    return stage
-
+from jaxremat._stage import node_function
+from jaxremat._trace import Program, bytes_of, is_literal
 
 def rewrite(
     program: Program, nodes: Sequence[Node], statements: Sequence[Statement], platform: str
@@ -139,12 +123,3 @@ class _InlineEmitter(_Emitter):
         self.store(k, self.functions[k](*(self.env[v] for v in node.inputs)))
         if not again and node.outputs:
             self.latest = max(node.outputs, key=lambda v: bytes_of(v.aval))
-
-
-def plain_function(program: Program) -> Callable[..., list[Any]]:
-    """The program as JAX traced it."""
-    return partial(_call, jex.jaxpr_as_fun(program.plain))
-
-
-def _call(fun: Callable[..., Any], *values: Any) -> list[Any]:
-    return list(fun(*values))

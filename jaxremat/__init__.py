@@ -1,0 +1,25 @@
+"""Training steps that fit a memory budget: optimal rematerialization, measured on the compiled program."""
+
+from jaxremat._api import grad, remat, value_and_grad
+from jaxremat._errors import BudgetError, PlanMismatchError
+from jaxremat._graph import Graph
+from jaxremat._plan import Plan
+from jaxremat._schedule import Lifetime, Schedule, Statement, simulate
+from jaxremat.solvers import SOLVERS, lowest_peak, solve
+
+__all__ = [
+    "SOLVERS",
+    "BudgetError",
+    "Graph",
+    "Lifetime",
+    "Plan",
+    "PlanMismatchError",
+    "Schedule",
+    "Statement",
+    "grad",
+    "lowest_peak",
+    "remat",
+    "simulate",
+    "solve",
+    "value_and_grad",
+]

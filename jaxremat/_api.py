@@ -1,0 +1,269 @@
+"""`grad`, `value_and_grad` and `remat`: trace, plan once per signature, run."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from jaxremat._budget import Budget, check_budget
+from jaxremat._cost import CostFunction, check_cost
+from jaxremat._fit import Fitted, Options, fit, follow
+from jaxremat._plan import Plan
+from jaxremat._signature import Call, Traced, captures, trace
+from jaxremat._target import Target
+from jaxremat._trace import Program
+from jaxremat.solvers import SOLVERS
+
+Progress = bool | Callable[[str], None]
+
+
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    budget: Budget = "auto",
+    solver: str = "auto",
+    cost: str | CostFunction = "auto",
+    target: str | None = None,
+    time_limit: float = 60.0,
+    gap: float = 1e-4,
+    plan: Plan | None = None,
+    progress: Progress = False,
+) -> Callable[..., Any]:
+    """`jax.grad` within a memory budget: the same gradients, and a compiled peak that was measured to fit.
+
+    **Arguments:** `fun`, `argnums`, `has_aux`, `holomorphic`, `allow_int` as in `jax.grad`. By keyword:
+
+    - `budget`: what the compiled function may hold on one device, arguments, outputs and temporaries together: bytes as
+      an int, a string such as `"12GiB"`, `"800MB"` or `"60%"`, a float in (0, 1] as a fraction of the peak of the plain
+      program, `"auto"` for what the device has free, or None for no limit.
+    - `solver`: a name in `jaxremat.SOLVERS`.
+    - `cost`: what a schedule minimises: `"xla"` (seconds by XLA's counts of operations and bytes), `"flops"`, a function
+      of a node, or `"auto"`.
+    - `target`: the platform to plan for; None is the default backend.
+    - `time_limit`, `gap`: seconds for each solve, and the relative gap at which it may stop.
+    - `plan`: a plan made before for the same function and shapes; nothing is solved, and `budget` is not looked at.
+    - `progress`: True to print what is being done to standard error, or a function that is given each message.
+
+    **Returns:** a function like `jax.grad(fun)`, for eager calls, under `jax.jit` and inside other traced functions. Its
+    `.plan(*args, **kwargs)` takes arrays or `jax.ShapeDtypeStruct`s and returns the `Plan` for them.
+
+    **Raises:** when called, `BudgetError` if nothing that fits is found, `PlanMismatchError` if `plan` is for something
+    else; at once, `TypeError` or `ValueError` naming an argument that is wrong. What `fun` and JAX raise passes through.
+
+    >>> import jax.numpy as jnp, jaxremat
+    >>> g = jaxremat.grad(lambda w: jnp.tanh(w).sum(), budget="1GiB")
+    >>> g(jnp.zeros(2))
+    Array([1., 1.], dtype=float32)
+    """
+    transform = functools.partial(
+        jax.grad, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
+    )
+    return _budgeted(fun, transform, argnums, budget, solver, cost, target, time_limit, gap, plan, progress)
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    budget: Budget = "auto",
+    solver: str = "auto",
+    cost: str | CostFunction = "auto",
+    target: str | None = None,
+    time_limit: float = 60.0,
+    gap: float = 1e-4,
+    plan: Plan | None = None,
+    progress: Progress = False,
+) -> Callable[..., Any]:
+    """`jax.value_and_grad` within a memory budget. Keywords, result and errors are those of `jaxremat.grad`.
+
+    >>> import jax.numpy as jnp, jaxremat
+    >>> jaxremat.value_and_grad(lambda w: (w**2).sum(), budget=1.0)(jnp.ones(2))
+    (Array(2., dtype=float32), Array([2., 2.], dtype=float32))
+    """
+    transform = functools.partial(
+        jax.value_and_grad, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
+    )
+    return _budgeted(fun, transform, argnums, budget, solver, cost, target, time_limit, gap, plan, progress)
+
+
+def remat(
+    fun: Callable[..., Any],
+    *,
+    budget: Budget = "auto",
+    solver: str = "auto",
+    cost: str | CostFunction = "auto",
+    target: str | None = None,
+    time_limit: float = 60.0,
+    gap: float = 1e-4,
+    plan: Plan | None = None,
+    progress: Progress = False,
+) -> Callable[..., Any]:
+    """`fun` within a memory budget: any traceable function, such as a whole training step.
+
+    Keywords, `.plan` and errors are those of `jaxremat.grad`.
+
+    >>> import jax, jax.numpy as jnp, jaxremat
+    >>> step = jaxremat.remat(lambda w: w - 0.5 * jax.grad(lambda w: (w**2).sum())(w), budget="1MB")
+    >>> step(jnp.ones(2))
+    Array([0., 0.], dtype=float32)
+    """
+    return _budgeted(fun, lambda f: f, (), budget, solver, cost, target, time_limit, gap, plan, progress)
+
+
+def _budgeted(
+    fun: Callable[..., Any],
+    transform: Callable[[Callable[..., Any]], Callable[..., Any]],
+    argnums: int | Sequence[int],
+    budget: Budget,
+    solver: str,
+    cost: str | CostFunction,
+    target: str | None,
+    time_limit: float,
+    gap: float,
+    plan: Plan | None,
+    progress: Progress,
+) -> Callable[..., Any]:
+    """Check the keywords, and give `transform(fun)` its budget."""
+    check_budget(budget)
+    check_cost(cost)
+    if solver not in SOLVERS:
+        raise ValueError(f"solver: expected one of {', '.join(map(repr, SOLVERS))}, got {solver!r}")
+    for name, value in (("time_limit", time_limit), ("gap", gap)):
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value:
+            raise ValueError(f"{name}: expected a number >= 0, got {value!r}")
+    if plan is not None and not isinstance(plan, Plan):
+        raise TypeError(f"plan: expected a jaxremat.Plan, got {plan!r}; Plan.load(path) reads a saved one")
+    Target.of(target)
+    say = progress if callable(progress) else _print_progress if progress else None
+    options = Options(budget, solver, cost, target, float(time_limit), float(gap), say)
+    return _wrapped(fun, _Budgeted(fun, transform, argnums, options, plan))
+
+
+def _print_progress(message: str) -> None:
+    sys.stderr.write(f"jaxremat: {message}\n")
+
+
+def _wrapped(fun: Callable[..., Any], budgeted: _Budgeted) -> Callable[..., Any]:
+    """A plain function with the name and docstring of `fun`, and `.plan`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return budgeted(*args, **kwargs)
+
+    if hasattr(fun, "__name__"):
+        functools.update_wrapper(call, fun, updated=())
+    call.plan = budgeted.plan  # type: ignore[attr-defined]
+    return call
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A traced call, its plan, and the program that runs it."""
+
+    traced: Traced
+    plan: Plan
+    compiled: Any
+    captured: tuple[Any, ...] = ()
+
+    def run(self, arrays: Sequence[Any]) -> Any:
+        """The results for the traced `arrays` of a call: compiled, or as part of an enclosing trace."""
+        values = [*self.traced.consts, *arrays]
+        traced = any(isinstance(v, jax.core.Tracer) for v in values)
+        if not traced and self.plan.target == jax.default_backend() and not any(map(_elsewhere, values)):
+            return self.traced.results(self.compiled(*values))
+        return self.traced.results(self.traceable(*values))
+
+    @functools.cached_property
+    def traceable(self) -> Callable[..., Any]:
+        """The rewritten program for arrays on other devices, and for tracers."""
+        fun = jex.jaxpr_as_fun(self.plan.jaxpr)
+        fun.__name__ = "rematerialized"
+        return jax.jit(fun, inline=True)
+
+
+def _elsewhere(value: Any) -> bool:
+    """Whether an array has to stay on devices other than the default one."""
+    if not isinstance(value, jax.Array) or not getattr(value, "committed", False):
+        return False
+    return value.devices() != {jax.local_devices()[0]}
+
+
+class _Budgeted:
+    """A function with a budget: what it was traced and planned to, by signature and by program."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        transform: Callable[[Callable[..., Any]], Callable[..., Any]],
+        argnums: int | Sequence[int],
+        options: Options,
+        plan: Plan | None,
+    ):
+        self._fun, self._transformed = fun, transform(fun)
+        self._differentiated = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        self._options, self._given = options, plan
+        self._calls: dict[Hashable, _Ready] = {}
+        self._plans: dict[str, Fitted] = {}
+        self._numbers = True  # False once the function has needed the values of its Python numbers
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call, ready = self._ready(args, kwargs)
+        return ready.run(call.arrays)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for these arguments, arrays or `jax.ShapeDtypeStruct`s. Nothing is run."""
+        return self._ready(args, kwargs)[1].plan
+
+    def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, _Ready]:
+        """What a call runs; traced and planned unless a call like it was before."""
+        with self._lock:
+            call = Call.of(args, kwargs, self._differentiated, self._numbers)
+            key, captured = call.key(), captures(self._fun)
+            ready = self._calls.get(key)
+            if ready is not None and _same(ready.captured, captured):
+                return call, ready
+            call, traced = self._trace(call, args, kwargs)
+            fitted = self._fitted(traced.program)
+            ready = _Ready(traced, fitted.plan, fitted.compiled, captured)
+            key = call.key()
+            if key is not None and not traced.leaks:
+                self._calls[key] = ready
+            return call, ready
+
+    def _trace(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, Traced]:
+        """Trace the call; again with the values of Python numbers where the function needs them."""
+        try:
+            return call, trace(self._transformed, call)
+        except jax.errors.ConcretizationTypeError:
+            static = Call.of(args, kwargs, self._differentiated, numbers=False)
+            if static.traced == call.traced:
+                raise
+        traced = trace(self._transformed, static)
+        self._numbers = False
+        return static, traced
+
+    def _fitted(self, program: Program) -> Fitted:
+        """The plan for a program, made once."""
+        if program.fingerprint not in self._plans:
+            planned = fit(program, self._options) if self._given is None else follow(program, self._given)
+            self._plans[program.fingerprint] = planned
+        return self._plans[program.fingerprint]
+
+
+def _same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))

@@ -1,0 +1,163 @@
+"""Plan: what was decided for one function and one signature, saved and loaded, summarised."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from jaxremat._errors import PlanMismatchError
+from jaxremat._graph import Graph
+from jaxremat._schedule import Schedule
+from jaxremat._trace import Program
+
+_FORMAT = 1
+_GRAPH_FIELDS = ("names", "cost", "memory", "deps", "workspace", "constant", "recomputable")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule that was compiled and measured, and the program that follows it.
+
+    - `graph`, `schedule`: the nodes of the program and the order of their computes, recomputes and frees.
+    - `budget_bytes`: what was allowed; None for no limit.
+    - `plain_peak_bytes`, `measured_peak_bytes`: arguments, outputs and temporaries of the compiled programs, the plain
+      one and this one. None if the target cannot be compiled for here.
+    - `predicted_peak_bytes`: what the schedule was expected to take.
+    - `target`: the platform it is for. `compiles`: how many programs were compiled to find it.
+    - `fingerprint`: of the traced program, to know it again.
+    """
+
+    graph: Graph = field(repr=False)
+    schedule: Schedule = field(repr=False)
+    budget_bytes: int | None
+    plain_peak_bytes: int
+    predicted_peak_bytes: int
+    measured_peak_bytes: int | None
+    target: str
+    fingerprint: str = field(repr=False)
+    compiles: int = 0
+    rewritten: jex.ClosedJaxpr | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def jaxpr(self) -> jex.ClosedJaxpr:
+        """The program that runs: closed-over arrays, then the flattened arguments, to the flattened results.
+
+        Raises `ValueError` on a loaded plan, which knows its schedule but not its function:
+        `jaxremat.grad(f, plan=plan).plan(*args)` gives the same plan with its jaxpr.
+        """
+        if self.rewritten is None:
+            raise ValueError("plan: a loaded plan has no jaxpr; jaxremat.grad(f, plan=plan).plan(*args) gives it one")
+        return self.rewritten
+
+    @property
+    def plain(self) -> bool:
+        """Whether the plain program fits the budget and runs as it is."""
+        return self.schedule.solver == "plain"
+
+    @property
+    def overhead(self) -> float:
+        """Planned cost over the cost of computing every node once."""
+        return self.schedule.overhead
+
+    @property
+    def status(self) -> str:
+        return self.schedule.status
+
+    @property
+    def gap(self) -> float:
+        return self.schedule.gap
+
+    @property
+    def solver(self) -> str:
+        return self.schedule.solver
+
+    def summary(self) -> str:
+        """What was planned, in a dozen lines of text."""
+        again = Counter(self.graph.names[i] for _, i in self.schedule.pairs)
+        cost = {self.graph.names[i]: self.graph.cost[i] for _, i in self.schedule.pairs}
+        dearest = sorted(again, key=lambda name: -again[name] * cost[name])[:5]
+        node = self.schedule.peak_node
+        lines = [
+            f"target            {self.target}",
+            f"budget            {_bytes(self.budget_bytes)}",
+            f"plain peak        {_bytes(self.plain_peak_bytes)}",
+            f"planned peak      {self._ratio(self.predicted_peak_bytes)}",
+            f"measured peak     {self._ratio(self.measured_peak_bytes)}",
+            f"planned overhead  {self.overhead:.4f} of the plain cost",
+            f"solver            {self.solver}: {self.status}, gap {self.gap:.2%}, {self.compiles} compilations",
+            f"nodes             {self.graph.n}, of which {len(again)} are recomputed, {sum(again.values())} times in all",
+        ]
+        if self.plain:
+            lines.append("the plain program fits the budget and runs as it is")
+        elif node is not None:
+            lines.append(f"peak at           {self.graph.names[node]}")
+        lines += [f"  recomputed      {name} x{again[name]}" for name in dearest]
+        return "\n".join(lines)
+
+    def _ratio(self, value: int | None) -> str:
+        share = "" if value is None else f" ({value / max(1, self.plain_peak_bytes):.1%} of plain)"
+        return _bytes(value) + share
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to `path` as JSON, whole or not at all. The jaxpr is not part of it."""
+        record = {
+            "jaxremat_plan": _FORMAT,
+            "graph": {name: getattr(self.graph, name) for name in _GRAPH_FIELDS},
+            "pairs": self.schedule.pairs,
+            "schedule": {name: getattr(self.schedule, name) for name in ("bound", "status", "solver")},
+            "plan": {name: getattr(self, name) for name in _PLAN_FIELDS},
+            "versions": {"jax": jax.__version__, "jaxlib": jax.lib.__version__},
+        }
+        path = Path(path)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(record, file)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Read what `save` wrote. Raises `ValueError` if the file is no plan."""
+        try:
+            record = json.loads(Path(path).read_text(encoding="utf-8"))
+            if record["jaxremat_plan"] != _FORMAT:
+                raise ValueError(f"its format is {record['jaxremat_plan']!r}, this version reads {_FORMAT}")
+            graph = Graph(**record["graph"])
+            schedule = Schedule(graph, pairs=tuple(map(tuple, record["pairs"])), **record["schedule"])
+            return Plan(graph, schedule, **record["plan"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"path: {os.fspath(path)!r} is not a saved plan: {error}") from error
+
+    def check(self, program: Program) -> None:
+        """Raise `PlanMismatchError` unless the plan was made for `program`."""
+        if program.fingerprint != self.fingerprint:
+            raise PlanMismatchError(
+                "plan: it was made for another function, other argument shapes or another version of JAX; "
+                "plan again for these arguments"
+            )
+
+
+_PLAN_FIELDS = (
+    "budget_bytes",
+    "plain_peak_bytes",
+    "predicted_peak_bytes",
+    "measured_peak_bytes",
+    "target",
+    "fingerprint",
+    "compiles",
+)
+
+
+def _bytes(value: Any) -> str:
+    return "none" if value is None else f"{value / 2**20:,.1f} MiB"

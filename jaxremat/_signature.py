@@ -1,0 +1,149 @@
+"""A call's arguments, split into arrays to trace and everything else, which is part of the function.
+
+`jax.grad` traces only what it differentiates: a flag, a string or a length among the other arguments stays the Python
+value it is. So do they here. Python numbers are traced where the function allows it, so that a step count does not mean
+a new plan; a function that needs their value (as a shape, in an `if`) gets it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from jaxremat._trace import Program, flatten
+
+_NUMBERS = (int, float, complex)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The leaves of a call's arguments: `traced[i]` says whether `leaves[i]` is an array of the program."""
+
+    leaves: tuple[Any, ...]
+    traced: tuple[bool, ...]
+    tree: Any
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: dict[str, Any], differentiated: Sequence[int], numbers: bool) -> Call:
+        """Split the arguments; `differentiated` are traced whatever they are, other Python numbers if `numbers`."""
+        leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+        traced = []
+        for k, arg in enumerate(args):
+            must = k in differentiated or k - len(args) in differentiated
+            traced += [is_array(x) or ((must or numbers) and _is_number(x)) for x in jax.tree.leaves(arg)]
+        traced += [is_array(x) or (numbers and _is_number(x)) for x in jax.tree.leaves(kwargs)]
+        return cls(tuple(leaves), tuple(traced), tree)
+
+    @property
+    def arrays(self) -> list[Any]:
+        return [x for x, t in zip(self.leaves, self.traced, strict=True) if t]
+
+    def rebuild(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments again, with `arrays` for the traced leaves."""
+        given = iter(arrays)
+        return jax.tree.unflatten(self.tree, [next(given) if t else x for x, t in zip(self.leaves, self.traced, strict=True)])
+
+    def key(self) -> Hashable | None:
+        """Equal for calls that trace to the same program; None where a static leaf cannot be hashed."""
+        parts = tuple(_aval_key(x) if t else (type(x), x) for x, t in zip(self.leaves, self.traced, strict=True))
+        key = (self.tree, parts, _config())
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced call: its program, the closed-over arrays that come first, and how to put results together."""
+
+    program: Program
+    consts: tuple[Any, ...]
+    tree: Any
+    static: tuple[tuple[int, Any], ...]
+
+    def results(self, arrays: Sequence[Any]) -> Any:
+        leaves = list(arrays)
+        for position, value in self.static:
+            leaves.insert(position, value)
+        return jax.tree.unflatten(self.tree, leaves)
+
+    @property
+    def leaks(self) -> bool:
+        """Whether tracers of an enclosing transformation are closed over, so that it must be traced anew each time."""
+        return any(isinstance(c, jax.core.Tracer) for c in self.consts)
+
+
+def trace(fun: Callable[..., Any], call: Call) -> Traced:
+    """Trace `fun` on the arguments of `call`. What `fun` or JAX raises passes through unchanged."""
+    seen: list[tuple[Any, tuple[tuple[int, Any], ...]]] = []
+
+    def flat(*arrays: Any) -> list[Any]:
+        args, kwargs = call.rebuild(arrays)
+        leaves, tree = jax.tree.flatten(fun(*args, **kwargs))
+        static = tuple((k, x) for k, x in enumerate(leaves) if not (is_array(x) or _is_number(x) or isinstance(x, bool)))
+        seen.append((tree, static))
+        skipped = {k for k, _ in static}
+        return [x for k, x in enumerate(leaves) if k not in skipped]
+
+    closed: jex.ClosedJaxpr = jax.make_jaxpr(flat)(*call.arrays)
+    tree, static = seen[-1]
+    return Traced(flatten(closed), tuple(closed.consts), tree, static)
+
+
+def captures(fun: Callable[..., Any]) -> tuple[Any, ...]:
+    """The objects that `fun` refers to by name outside its arguments: what its closure and its globals hold now."""
+    held: list[Any] = []
+    while isinstance(fun, functools.partial):
+        held += [*fun.args, *fun.keywords.values()]
+        fun = fun.func
+    if inspect.ismethod(fun):
+        held.append(fun.__self__)
+    fun = getattr(fun, "__func__", fun)
+    code = getattr(fun, "__code__", None)
+    if code is not None:
+        cells = getattr(fun, "__closure__", None) or ()
+        held += [cell.cell_contents for cell in cells if _filled(cell)]
+        space = getattr(fun, "__globals__", {})
+        held += [space[name] for name in code.co_names if name in space]
+    return tuple(held)
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def is_array(x: Any) -> bool:
+    """Whether `x` is an array or stands for one; `float0` arrays, which hold nothing, are not traced."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.dtype != jax.dtypes.float0 and x.dtype.kind not in "OSUMm"
+    return isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) or hasattr(x, "__jax_array__")
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, _NUMBERS) and not isinstance(x, bool)
+
+
+def _aval_key(x: Any) -> Hashable:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return (x.shape, x.dtype, x.weak_type)
+    aval = jax.typeof(x)
+    return (aval.shape, aval.dtype, getattr(aval, "weak_type", False))
+
+
+def _config() -> Hashable:
+    """The settings of JAX that change what a trace looks like."""
+    names = ("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion", "jax_debug_nans")
+    return tuple(getattr(jax.config, name, None) for name in names)

@@ -1,0 +1,84 @@
+"""The workspace of a node: what XLA allocates while it runs, beyond its inputs and outputs.
+
+It is measured. XLA compiles the node as a call, the way it stands in the rewritten program, and what that takes beyond
+the values that go in and come out is the workspace. Inputs that die with the call are made inside the measured program,
+so that XLA may reuse their memory as it will there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxremat._barrier import stage_call
+from jaxremat._partition import Node
+from jaxremat._stage import node_function, node_key
+from jaxremat._target import Target, memory_of
+from jaxremat._trace import bytes_of, struct_of
+
+_THREADS = 2  # compilation runs outside Python's lock
+
+
+def workspaces(
+    nodes: Sequence[Node], dying: Sequence[frozenset[Any]], held: frozenset[Any], target: Target
+) -> list[int]:
+    """Bytes that each node needs beyond its inputs and outputs while it runs, each distinct case measured once.
+
+    `dying` are the inputs that each node is the last to read; `held` the variables that live through the whole program
+    whatever the schedule: its arguments and results.
+    """
+    keys = [_case(node, dead, held, target) for node, dead in zip(nodes, dying, strict=True)]
+    first = {key: k for k, key in reversed(list(enumerate(keys)))}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        measured = pool.map(lambda k: _measure(nodes[k], dying[k], held, target), first.values())
+        found = dict(zip(first, measured, strict=True))
+    return [found[key] for key in keys]
+
+
+def _case(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Target) -> Hashable:
+    inputs = tuple((v in held, v in dying) for v in node.inputs)
+    return node_key(node, target.platform), inputs, tuple(v in held for v in node.outputs)
+
+
+def _measure(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Target) -> int:
+    if node.effects:
+        return 0
+    stage = jax.jit(node_function(node, target.platform))
+    given = [v for v in node.inputs if v in held or not _fillable(v.aval)]
+
+    def surrounded(seed: Any, *values: Any) -> list[Any]:
+        env, living = dict(zip(given, values, strict=True)), []
+        for v in node.inputs:
+            if v not in env:
+                env[v], seed = stage_call(jax.jit(_filler(v.aval)), seed)
+                living += [] if v in dying else [env[v]]
+        outputs = stage_call(stage, *(env[v] for v in node.inputs))
+        results = [x for x, v in zip(outputs, node.outputs, strict=True) if v in held]
+        passing = [x for x, v in zip(outputs, node.outputs, strict=True) if v not in held]
+        read = stage_call(jax.jit(_read), *passing, *living) if passing or living else []
+        return [*results, *read]
+
+    structs = [jax.ShapeDtypeStruct((), jnp.int32), *(struct_of(v.aval) for v in given)]
+    temporaries = memory_of(target.compile(surrounded, structs)).temporaries
+    alive = [v for v in node.inputs if v not in given] + [v for v in node.outputs if v not in held]
+    return max(0, temporaries - sum(bytes_of(v.aval) for v in alive))
+
+
+def _fillable(aval: Any) -> bool:
+    return not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def _filler(aval: Any) -> Callable[[Any], Any]:
+    def fill(seed: Any) -> Any:
+        return jnp.full(aval.shape, seed.astype(aval.dtype)), seed + 1
+
+    return fill
+
+
+def _read(*values: Any) -> list[Any]:
+    """A few bytes of each value, so that it lives until here."""
+    return [v[(slice(0, 1),) * v.ndim] for v in values]
