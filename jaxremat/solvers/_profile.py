@@ -20,11 +20,15 @@ class Profile:
     - `keys`: sorted keys of all computes.
     - `computes[i]`, `uses[i]`: sorted keys at which node i is computed, and read.
     - `memory[:len(keys)]`: bytes in use at each key, constant and workspace included.
+    - `cost`, `bytes`, `evictable`: C, M and whether it makes sense to evict, for every node.
+    - `gaps()`: the stretches in which a value is kept and not touched, which is where it could be evicted.
     """
 
     def __init__(self, graph: Graph, pairs=()):
         n = graph.n
         self.graph = graph
+        self.cost, self.bytes = np.array(graph.cost), np.array(graph.memory, dtype=np.int64)
+        self.evictable = np.array(graph.recomputable, dtype=bool) & (self.bytes > 0)
         self.keys: list[int] = []
         self.computes: list[list[int]] = [[] for _ in range(n)]
         self.uses: list[list[int]] = [[] for _ in range(n)]
@@ -42,6 +46,18 @@ class Profile:
         workspace = np.array([graph.workspace[key % n] for key in self.keys], dtype=np.int64)
         self._buffer = np.zeros(2 * len(self.keys) + 64, dtype=np.int64)
         self._buffer[: len(self.keys)] = graph.constant + np.cumsum(change[:-1]) + workspace
+        self._gaps = _Gaps(graph)
+        self._stale = set(range(n))  # nodes whose gaps have changed since `gaps` was called
+
+    def gaps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Node, start and end of every gap: two keys between which a value is kept (start < end) and not touched.
+
+        Rows without meaning (start == end) are in between.
+        """
+        for i in self._stale:
+            self._gaps.update(i, self.computes[i], self.uses[i])
+        self._stale.clear()
+        return self._gaps.node, self._gaps.start, self._gaps.end
 
     @property
     def memory(self) -> np.ndarray:
@@ -75,6 +91,7 @@ class Profile:
         """Computes node i again in stage t, where it is not computed yet (t > i)."""
         graph = self.graph
         key = t * graph.n + i
+        self._stale.update((i, *graph.deps[i]))
         _, before, after = self.life(i, key)
         self._insert(key, after is not None)
         insort(self.computes[i], key)
@@ -90,6 +107,7 @@ class Profile:
         """Undoes `add`: the readers of this compute read the one before."""
         graph = self.graph
         key = t * graph.n + i
+        self._stale.update((i, *graph.deps[i]))
         for d in graph.deps[i]:
             uses = self.uses[d]
             del uses[bisect_left(uses, key)]
@@ -125,3 +143,40 @@ class Profile:
             first = bisect_right(self.keys, start)
             last = bisect_right(self.keys, stop) if closed else bisect_left(self.keys, stop)
             self._buffer[first:last] += change
+
+
+class _Gaps:
+    """The gaps of all nodes in three arrays, each node's in a block of its own that moves when it outgrows it."""
+
+    def __init__(self, graph: Graph):
+        self._room = [len(users) + 1 for users in graph.users]
+        self._place = [0] * graph.n
+        position = 0
+        for i, room in enumerate(self._room):
+            self._place[i] = position
+            position += room
+        self.node = np.zeros(position, dtype=np.int64)
+        self.start = np.zeros(position, dtype=np.int64)
+        self.end = np.zeros(position, dtype=np.int64)
+
+    def update(self, i: int, computes: list[int], uses: list[int]) -> None:
+        if len(uses) > self._room[i]:
+            self._move(i, 2 * len(uses))
+        starts = []
+        for q, compute in enumerate(computes):
+            first = bisect_right(uses, compute)
+            last = bisect_left(uses, computes[q + 1], first) if q + 1 < len(computes) else len(uses)
+            if first < last:
+                starts += [compute, *uses[first : last - 1]]
+        first, last = self._place[i], self._place[i] + self._room[i]
+        self.start[first:last] = self.end[first:last] = 0
+        self.node[first:last] = i
+        self.start[first : first + len(uses)] = starts
+        self.end[first : first + len(uses)] = uses
+
+    def _move(self, i: int, room: int) -> None:
+        first, last = self._place[i], self._place[i] + self._room[i]
+        self.start[first:last] = self.end[first:last] = 0
+        self._place[i], self._room[i] = len(self.node), room
+        for name in ("node", "start", "end"):
+            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(room, dtype=np.int64)]))

@@ -7,9 +7,9 @@ The pick is the least cost per byte-of-excess relieved, along the whole gap. Wha
 """
 
 import math
-import random
 import time
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,9 @@ from .._graph import Graph
 from .._schedule import Schedule
 from ._profile import Profile
 
-__all__ = ["construct", "lower_peak", "lowest_peak", "prune"]
+__all__ = ["Style", "cheaper", "construct", "lower_peak", "lowest_peak", "prune", "pruned", "random_style"]
+
+_PATIENCE = 200  # evictions, n more, that may fail to lower the peak before a descent is given up
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,21 @@ class Descent:
     fits: bool
 
 
-def lower_peak(graph: Graph, budget: int, style: Style, rng: random.Random, deadline: float = math.inf) -> Descent:
-    """One greedy descent from the keep-everything schedule towards `budget` bytes."""
-    profile = Profile(graph)
-    made: list[tuple[int, int]] = []
-    best_peak, best_length = profile.peak, 0
+def lower_peak(
+    graph: Graph,
+    budget: int,
+    style: Style,
+    rng: np.random.Generator,
+    deadline: float = math.inf,
+    pairs: Iterable[tuple[int, int]] = (),
+) -> Descent:
+    """One greedy descent towards `budget` bytes, from the schedule of `pairs`; by default that is keep-everything."""
+    made = list(pairs)
+    profile = Profile(graph, made)
+    best_peak, best_length = profile.peak, len(made)
     price = style.price * graph.total_cost / max(1, graph.n) or 1.0
-    while best_peak > budget and time.monotonic() < deadline:
+    stalled = 0
+    while best_peak > budget and stalled < _PATIENCE + graph.n and time.monotonic() < deadline:
         eviction = _cheapest_eviction(profile, budget, price, style, rng)
         if eviction is None:
             break
@@ -69,44 +79,72 @@ def lower_peak(graph: Graph, budget: int, style: Style, rng: random.Random, dead
             profile.add(eviction.stage, i)
             made.append((eviction.stage, i))
         peak = profile.peak
+        stalled += 1
         if peak < best_peak:
-            best_peak, best_length = peak, len(made)
+            best_peak, best_length, stalled = peak, len(made), 0
     return Descent(tuple(made[:best_length]), best_peak, best_peak <= budget)
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """The values that live across the peak without being read there, the most promising first.
+
+    Value `node[c]` could be freed before position `first[c]` of the profile and computed again in stage `stage[c]`, at
+    position `last[c]`, for a score that is at least `least[c]`; `factor[c]` is its share of noise.
+    """
+
+    node: np.ndarray
+    stage: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    factor: np.ndarray
+    least: np.ndarray
+
+
+def _candidates(profile: Profile, excess: np.ndarray, price: float, style: Style, rng: np.random.Generator) -> Candidates:
+    n, keys = profile.graph.n, np.array(profile.keys)
+    key = keys[int(profile.memory.argmax())]
+    node, start, end = profile.gaps()
+    again = end - end % n + node
+    chosen = np.flatnonzero((start < key) & (again > key) & profile.evictable[node])
+    node, start, again = node[chosen], start[chosen], again[chosen]
+    first, last = np.searchsorted(keys, start, "right"), np.searchsorted(keys, again, "left")
+    # The relief at most: the sum over the gap of min(excess, bytes). Only where there is excess does it count.
+    over = np.flatnonzero(excess)
+    sums = np.zeros((len(node), len(over) + 1))
+    np.cumsum(np.minimum(excess[over], profile.bytes[node][:, None]), axis=1, out=sums[:, 1:])
+    rows = np.arange(len(node))
+    most = sums[rows, np.searchsorted(over, last)] - sums[rows, np.searchsorted(over, first)]
+    factor = np.exp(style.noise * rng.standard_normal(len(node))) if style.noise else np.ones(len(node))
+    least = factor * (profile.cost[node] + price) / most**style.exponent
+    order = np.argsort(least, kind="stable")
+    return Candidates(*(a[order] for a in (node, again // n, first, last, factor, least)))
+
+
 def _cheapest_eviction(
-    profile: Profile, budget: int, price: float, style: Style, rng: random.Random
+    profile: Profile, budget: int, price: float, style: Style, rng: np.random.Generator
 ) -> Eviction | None:
-    graph, n, memory = profile.graph, profile.graph.n, profile.memory
-    worst = int(memory.argmax())
-    key = profile.keys[worst]
+    graph, memory = profile.graph, profile.memory
     excess = np.maximum(memory - budget, 0)
+    highest = np.maximum(memory, budget)
+    total = int(excess.sum())
+    found = _candidates(profile, excess, price, style, rng)
     best: Eviction | None = None
-    for i in range(min(n, key // n + 1)):
-        size = graph.memory[i]
-        if size == 0 or not graph.recomputable[i] or i * n + i >= key:
-            continue
-        _, before, after = profile.life(i, key)
-        if after is None or after == key:
-            continue
-        stage = after // n
-        again = stage * n + i
-        if again <= key:
-            continue
-        gap = slice(bisect_right(profile.keys, before), bisect_left(profile.keys, again))
-        most = float(np.minimum(excess[gap], size).sum())
-        factor = math.exp(style.noise * rng.gauss(0.0, 1.0)) if style.noise else 1.0
-        if best is not None and factor * (graph.cost[i] + price) / most**style.exponent >= best.score:
-            continue
+    for i, stage, first, last, factor, least in zip(*(a.tolist() for a in vars(found).values()), strict=True):
+        if best is not None and least >= best.score:
+            break
         # Memory if i is evicted, to which the closure adds what it keeps longer, and how far that may go: nowhere over
         # the budget, or where it is exceeded already, not by more than a fraction of what the eviction relieves.
-        after_it, ceiling = memory.copy(), np.maximum(memory, budget)
-        after_it[gap] -= size
-        ceiling[gap] = np.maximum(memory[gap] - int(style.keep * size), budget)
-        nodes = _closure(profile, i, stage, after_it, ceiling)
+        size = graph.memory[i]
+        after_it, ceiling = memory.copy(), highest.copy()
+        after_it[first:last] -= size
+        np.maximum(memory[first:last] - int(style.keep * size), budget, out=ceiling[first:last])
+        # The relief is at most what `least` counts on, so a closure that costs more than this is no use.
+        dearest = math.inf if best is None else best.score / least * (graph.cost[i] + price)
+        nodes = _closure(profile, i, stage, after_it, ceiling, price, dearest)
         if nodes is None:
             continue
-        relief = float((excess - np.maximum(after_it - budget, 0)).sum())
+        relief = total - int(np.maximum(after_it - budget, 0).sum())
         if relief <= 0:
             continue
         score = factor * sum(graph.cost[j] + price for j in nodes) / relief**style.exponent
@@ -115,30 +153,35 @@ def _cheapest_eviction(
     return best
 
 
-def _closure(profile: Profile, i: int, stage: int, memory: np.ndarray, ceiling: np.ndarray) -> set[int] | None:
-    """What must be recomputed in `stage` for node i to be; None if that is impossible.
+def _closure(
+    profile: Profile, i: int, stage: int, memory: np.ndarray, ceiling: np.ndarray, price: float, dearest: float
+) -> set[int] | None:
+    """What must be recomputed in `stage` for node i to be; None if that is impossible or as costly as `dearest`.
 
     Dependencies that are dead by then are kept until then where `memory`, which this updates, stays below `ceiling`.
     """
     graph, n, keys = profile.graph, profile.graph.n, profile.keys
-    nodes, stack = {i}, [i]
+    nodes, stack, cost = {i}, [i], graph.cost[i] + price
     kept: dict[int, int] = {}
     while stack:
         k = stack.pop()
         at = stage * n + k
         for d in graph.deps[k]:
+            if d in nodes:
+                continue
             start, end, after = profile.life(d, at)
             end = max(end, kept.get(d, end))
-            size = graph.memory[d]
-            if d in nodes or after is not None or end >= at:
+            if after is not None or end >= at:
                 continue
-            span = slice(bisect_right(keys, end), bisect_left(keys, at))
+            size = graph.memory[d]
+            first, last = bisect_right(keys, end), bisect_left(keys, at)
             # Once a stage: what this stage has computed before can only be kept.
-            if span.start >= span.stop or start // n == stage or int((memory[span] - ceiling[span]).max()) + size <= 0:
-                memory[span] += size
+            if first >= last or start // n == stage or int((memory[first:last] - ceiling[first:last]).max()) + size <= 0:
+                memory[first:last] += size
                 kept[d] = at
                 continue
-            if not graph.recomputable[d]:
+            cost += graph.cost[d] + price
+            if not graph.recomputable[d] or cost >= dearest:
                 return None
             nodes.add(d)
             stack.append(d)
@@ -159,45 +202,61 @@ def prune(profile: Profile, budget: int) -> None:
                 dropped = True
 
 
-def styles(count: int, rng: random.Random) -> list[Style]:
+def styles(count: int, rng: np.random.Generator) -> list[Style]:
     """The runs of the heuristic: the plainest first, then noisy ones."""
     fixed = [Style(), Style(keep=0.5), Style(0.7), Style(0.5), Style(0.7, keep=0.9), Style(1.4), Style(0.5, keep=0.5)]
-    while len(fixed) < count:
-        keep = rng.choice([0.0, 0.0, 0.1, 0.5, 0.9])
-        fixed.append(Style(rng.uniform(0.4, 1.4), rng.choice([0.1, 0.3, 0.6]), keep, rng.choice([1e-3, 0.1, 0.5])))
-    return fixed[:count]
+    return fixed[:count] + [random_style(rng) for _ in range(count - len(fixed))]
+
+
+def random_style(rng: np.random.Generator) -> Style:
+    """A noisy style."""
+    keep = float(rng.choice([0.0, 0.0, 0.1, 0.5, 0.9]))
+    return Style(rng.uniform(0.4, 1.4), float(rng.choice([0.1, 0.3, 0.6])), keep, float(rng.choice([1e-3, 0.1, 0.5])))
 
 
 def construct(graph: Graph, budget: int, *, seed: int = 0, deadline: float = math.inf) -> Schedule | None:
-    """The best schedule within `budget` bytes that a few runs of the heuristic find; None if they find none."""
+    """The best schedule within `budget` bytes that a few runs of the heuristic find; None if they find none.
+
+    They do find one at every budget from the peak of `lowest_peak` upwards (given the time).
+    """
     if graph.peak <= budget:
         return Schedule(graph, status="optimal", solver="heuristic")
     if graph.floor > budget:
         return None
-    rng = random.Random(seed)
+    rng = np.random.default_rng(seed)
     best: Schedule | None = None
     for style in styles(_runs(graph.n), rng):
         if time.monotonic() >= deadline:
             break
         descent = lower_peak(graph, budget, style, rng, deadline)
         if descent.fits:
-            best = _cheaper(best, _pruned(graph, descent, budget))
+            best = cheaper(best, pruned(graph, descent.pairs, budget))
+    if best is None:
+        lowest = _lowest(graph, seed, deadline)
+        best = pruned(graph, lowest.pairs, budget) if lowest.peak <= budget else None
     return best
 
 
 def lowest_peak(graph: Graph, *, seed: int = 0, deadline: float = math.inf) -> Schedule:
     """The schedule with the smallest peak that the heuristic reaches: bisection on the budget."""
-    rng = random.Random(seed)
+    lowest = _lowest(graph, seed, deadline)
+    return pruned(graph, lowest.pairs, lowest.peak)
+
+
+def _lowest(graph: Graph, seed: int, deadline: float) -> Descent:
+    rng = np.random.default_rng(seed)
     low, best = graph.floor, Descent((), graph.peak, True)
-    for style in styles(3, rng):
+    for style in styles(2, rng):
         best = min(best, lower_peak(graph, low, style, rng, deadline), key=lambda descent: descent.peak)
-    while best.peak - low > max(1, graph.peak // 500) and time.monotonic() < deadline:
+    while best.peak - low > max(1, graph.peak // 200) and time.monotonic() < deadline:
         middle = (low + best.peak) // 2
-        tries = [lower_peak(graph, middle, style, rng, deadline) for style in styles(3, rng)]
-        found = min(tries, key=lambda descent: descent.peak)
-        low = low if found.peak <= middle else middle
-        best = min(best, found, key=lambda descent: descent.peak)
-    return _pruned(graph, best, best.peak)
+        for style in styles(2, rng):
+            found = lower_peak(graph, middle, style, rng, deadline)
+            best = min(best, found, key=lambda descent: descent.peak)
+            if best.peak <= middle:
+                break
+        low = low if best.peak <= middle else middle
+    return best
 
 
 def _runs(n: int) -> int:
@@ -205,11 +264,13 @@ def _runs(n: int) -> int:
     return max(3, min(24, 2000 // max(1, n)))
 
 
-def _pruned(graph: Graph, descent: Descent, budget: int) -> Schedule:
-    profile = Profile(graph, descent.pairs)
+def pruned(graph: Graph, pairs: Iterable[tuple[int, int]], budget: int) -> Schedule:
+    """The schedule of `pairs`, whose peak is within the budget, less what it can do without."""
+    profile = Profile(graph, pairs)
     prune(profile, budget)
     return Schedule(graph, tuple(profile.pairs), solver="heuristic")
 
 
-def _cheaper(a: Schedule | None, b: Schedule) -> Schedule:
+def cheaper(a: Schedule | None, b: Schedule) -> Schedule:
+    """The one that costs less, the first if both cost the same."""
     return b if a is None or b.cost < a.cost else a
