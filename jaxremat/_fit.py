@@ -93,7 +93,10 @@ class _Fit:
         return partition(self.program)
 
     def graph(self, measure: bool) -> Graph:
-        return Graph(**describe(self.program, self.nodes, self.target, self.options.cost, measure))
+        plain = self.plain_memory
+        constant = plain.arguments + plain.outputs - plain.aliased
+        cost = self.options.cost
+        return Graph(**describe(self.program, self.nodes, self.target, cost, measure=measure, constant=constant))
 
     def compile(self, jaxpr: jex.ClosedJaxpr) -> tuple[Any, Memory]:
         self.compiles += 1

@@ -148,7 +148,7 @@ class Graph:
         """
         check_cost(cost)
         program = flatten(jaxpr)
-        return Graph(**describe(program, partition(program), Target.of(target), cost, measure))
+        return Graph(**describe(program, partition(program), Target.of(target), cost, measure=measure))
 
     @staticmethod
     def from_node_link(data: Mapping[str, Any]) -> "Graph":

@@ -13,11 +13,18 @@ from jaxremat._workspace import workspaces
 
 
 def describe(
-    program: Program, nodes: Sequence[Node], target: Target, cost: str | CostFunction = "auto", measure: bool = True
+    program: Program,
+    nodes: Sequence[Node],
+    target: Target,
+    cost: str | CostFunction = "auto",
+    *,
+    measure: bool = True,
+    constant: int | None = None,
 ) -> dict[str, Any]:
     """The arguments of `Graph` for the `nodes` of `program`; without `measure`, workspaces count as none.
 
-    Arguments and results are constant: a node's memory is what it leaves beside the results it writes.
+    Arguments and results take `constant` bytes, by default those of their shapes: a node's memory is what it leaves
+    beside the results it writes.
     """
     results = frozenset(v for v in program.outvars if not is_literal(v))
     held = results | frozenset(program.invars)
@@ -27,7 +34,7 @@ def describe(
         "memory": [sum(bytes_of(v.aval) for v in node.outputs if v not in results) for node in nodes],
         "deps": dependencies(nodes),
         "workspace": workspaces(nodes, _dying(nodes), held, target) if measure else None,
-        "constant": program.argument_bytes + program.output_bytes,
+        "constant": program.argument_bytes + program.output_bytes if constant is None else constant,
         "recomputable": [not node.effects for node in nodes],
     }
 

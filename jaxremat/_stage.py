@@ -9,9 +9,10 @@ import jax
 
 from jaxremat._convolution import canonical_convolution
 from jaxremat._partition import Node
+from jaxremat._pooling import max_pool_gradient
 from jaxremat._trace import evaluate, struct_of
 
-_CPU_RULES = {"conv_general_dilated": canonical_convolution}
+_CPU_RULES = {"conv_general_dilated": canonical_convolution, "select_and_scatter_add": max_pool_gradient}
 
 
 def node_function(node: Node, platform: str) -> Callable[..., list[Any]]:
