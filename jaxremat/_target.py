@@ -8,6 +8,9 @@ from typing import Any
 
 import jax
 
+# Options that save compile time where only memory is looked at. A version of XLA may not know them.
+_QUICK = {"cpu": {"xla_backend_optimization_level": 0}}
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -48,11 +51,21 @@ class Target:
             raise ValueError(f"target: cannot compile for {target!r} here; use None, 'cpu' or {here!r}")
         return cls(target, target)
 
-    def compile(self, fun: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]) -> Any:
-        """`fun` compiled for this target, as `jax.jit(fun).lower(...).compile()`."""
+    def compile(self, fun: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct], quick: bool = False) -> Any:
+        """`fun` compiled for this target, as `jax.jit(fun).lower(...).compile()`.
+
+        With `quick` its machine code is not optimised, which changes nothing about its memory.
+        """
         device = jax.local_devices(backend=self.platform)[0]
         with jax.default_device(device):
-            return jax.jit(fun, keep_unused=True).lower(*structs).compile()
+            lowered = jax.jit(fun, keep_unused=True).lower(*structs)
+            options = _QUICK.get(self.platform) if quick else None
+            try:
+                return lowered.compile(compiler_options=options)
+            except jax.errors.JaxRuntimeError as error:
+                if options is None or "No such compile option" not in str(error):
+                    raise
+                return lowered.compile()
 
 
 def memory_of(compiled: Any) -> Memory:

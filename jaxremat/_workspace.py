@@ -63,7 +63,7 @@ def _measure(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Ta
         return [*results, *read]
 
     structs = [jax.ShapeDtypeStruct((), jnp.int32), *(struct_of(v.aval) for v in given)]
-    temporaries = memory_of(target.compile(surrounded, structs)).temporaries
+    temporaries = memory_of(target.compile(surrounded, structs, quick=True)).temporaries
     alive = [v for v in node.inputs if v not in given] + [v for v in node.outputs if v not in held]
     return max(0, temporaries - sum(bytes_of(v.aval) for v in alive))
 
