@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import numpy as np
 
 from jaxremat._budget import Budget, check_budget
 from jaxremat._cost import CostFunction, check_cost
@@ -214,11 +216,11 @@ class _Budgeted:
         plan: Plan | None,
     ):
         self._fun, self._transformed = fun, transform(fun)
-        self._differentiated = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        self._differentiated = frozenset(np.ravel(argnums).tolist())
         self._options, self._given = options, plan
         self._calls: dict[Hashable, _Ready] = {}
         self._plans: dict[str, Fitted] = {}
-        self._numbers = True  # False once the function has needed the values of its Python numbers
+        self._static: dict[Any, frozenset[int]] = {}  # the Python numbers whose values the function needs
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +234,7 @@ class _Budgeted:
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, _Ready]:
         """What a call runs; traced and planned unless a call like it was before."""
         with self._lock:
-            call = Call.of(args, kwargs, self._differentiated, self._numbers)
+            call = Call.of(args, kwargs, self._differentiated, self._static)
             key, captured = call.key(), captures(self._fun)
             ready = self._calls.get(key)
             if ready is not None and _same(ready.captured, captured):
@@ -246,16 +248,21 @@ class _Budgeted:
             return call, ready
 
     def _trace(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, Traced]:
-        """Trace the call; again with the values of Python numbers where the function needs them."""
+        """Trace the call; where that fails, with the values of those Python numbers that the function needs."""
         try:
             return call, trace(self._transformed, call)
-        except jax.errors.ConcretizationTypeError:
-            static = Call.of(args, kwargs, self._differentiated, numbers=False)
-            if static.traced == call.traced:
+        except Exception:
+            if not call.numbers:
                 raise
-        traced = trace(self._transformed, static)
-        self._numbers = False
-        return static, traced
+        needed = frozenset(call.numbers)
+        call = Call.of(args, kwargs, self._differentiated, {call.tree: needed})
+        traced = trace(self._transformed, call)
+        for number in sorted(needed):
+            fewer = Call.of(args, kwargs, self._differentiated, {call.tree: needed - {number}})
+            with contextlib.suppress(Exception):
+                call, traced, needed = fewer, trace(self._transformed, fewer), needed - {number}
+        self._static[call.tree] = needed
+        return call, traced
 
     def _fitted(self, program: Program) -> Fitted:
         """The plan for a program, made once."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -22,6 +23,11 @@ from jaxremat._trace import Program, flatten
 _NUMBERS = (int, float, complex)
 
 
+# For each structure of the arguments, the leaves that are numbers and stay Python values.
+Static = Mapping[Any, frozenset[int]]
+_NOTHING: Static = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Call:
     """The leaves of a call's arguments: `traced[i]` says whether `leaves[i]` is an array of the program."""
@@ -31,15 +37,26 @@ class Call:
     tree: Any
 
     @classmethod
-    def of(cls, args: Sequence[Any], kwargs: dict[str, Any], differentiated: Sequence[int], numbers: bool) -> Call:
-        """Split the arguments; `differentiated` are traced whatever they are, other Python numbers if `numbers`."""
+    def of(
+        cls, args: Sequence[Any], kwargs: dict[str, Any], differentiated: Collection[int], static: Static = _NOTHING
+    ) -> Call:
+        """Split the arguments. Arrays are traced, and so are Python numbers, except those that `static` lists.
+
+        `differentiated` are the positions of the arguments whose numbers are traced all the same.
+        """
         leaves, tree = jax.tree.flatten((tuple(args), kwargs))
-        traced = []
+        kept = static.get(tree, frozenset())
+        must: list[bool] = []
         for k, arg in enumerate(args):
-            must = k in differentiated or k - len(args) in differentiated
-            traced += [is_array(x) or ((must or numbers) and _is_number(x)) for x in jax.tree.leaves(arg)]
-        traced += [is_array(x) or (numbers and _is_number(x)) for x in jax.tree.leaves(kwargs)]
+            must += [k in differentiated or k - len(args) in differentiated] * len(jax.tree.leaves(arg))
+        must += [False] * (len(leaves) - len(must))
+        traced = (is_array(x) or (_is_number(x) and (m or k not in kept)) for k, (x, m) in enumerate(zip(leaves, must, strict=True)))
         return cls(tuple(leaves), tuple(traced), tree)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Which leaves are Python numbers that are traced."""
+        return [k for k, (x, t) in enumerate(zip(self.leaves, self.traced, strict=True)) if t and _is_number(x)]
 
     @property
     def arrays(self) -> list[Any]:
@@ -89,7 +106,7 @@ def trace(fun: Callable[..., Any], call: Call) -> Traced:
     def flat(*arrays: Any) -> list[Any]:
         args, kwargs = call.rebuild(arrays)
         leaves, tree = jax.tree.flatten(fun(*args, **kwargs))
-        static = tuple((k, x) for k, x in enumerate(leaves) if not (is_array(x) or _is_number(x) or isinstance(x, bool)))
+        static = tuple((k, x) for k, x in enumerate(leaves) if not is_array(x))
         seen.append((tree, static))
         skipped = {k for k, _ in static}
         return [x for k, x in enumerate(leaves) if k not in skipped]
