@@ -42,33 +42,25 @@ def _winners(
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
 ) -> jax.Array:
-    """For each window, the number of the position that is selected: the first of the largest, padding left out."""
+    """For each window, the number of the position that is selected: the first of the largest.
+
+    Padding counts as the lowest value, as it does for JAX: what it wins is lost.
+    """
     if operand.dtype.itemsize < 4 and jnp.issubdtype(operand.dtype, jnp.floating):
         operand = operand.astype(jnp.float32)  # exact, and compares faster
-    padded = operand
     if any(low or high > 0 for low, high in padding):
         lowest = jnp.array(-jnp.inf if jnp.issubdtype(operand.dtype, jnp.floating) else jnp.iinfo(operand.dtype).min)
-        padded = lax.pad(operand, lowest.astype(operand.dtype), [(low, max(0, high), 0) for low, high in padding])
-    lows = [low for low, _ in padding]
-    best, number = None, jnp.full(shape, -1, jnp.int8)
+        operand = lax.pad(operand, lowest.astype(operand.dtype), [(low, max(0, high), 0) for low, high in padding])
+    best, number = None, jnp.zeros(shape, jnp.int8)
     for k, offset in enumerate(offsets):
         limits = [o + (s - 1) * stride + 1 for o, s, stride in zip(offset, shape, strides, strict=True)]
-        value = lax.slice(padded, offset, limits, strides)
-        better = True if best is None else ~(best >= value)
-        if any(lows):  # what comes first may be padding, which must not win by being first
-            better = (better | (number < 0)) & _after_padding(offset, shape, strides, lows)
-        best = value if best is None else jnp.where(better, value, best)
-        number = jnp.where(better, jnp.int8(k), number)
+        value = lax.slice(operand, offset, limits, strides)
+        if best is None:
+            best = value
+            continue
+        better = ~(best >= value)
+        best, number = jnp.where(better, value, best), jnp.where(better, jnp.int8(k), number)
     return number
-
-
-def _after_padding(offset: tuple[int, ...], shape: Sequence[int], strides: Sequence[int], lows: Sequence[int]) -> Any:
-    """Which windows have this position after the padding that comes before the operand."""
-    after = True
-    for axis, (o, stride, low) in enumerate(zip(offset, strides, lows, strict=True)):
-        if o < low:
-            after &= lax.broadcasted_iota(jnp.int32, shape, axis) * stride + o >= low
-    return after
 
 
 def _spread(
