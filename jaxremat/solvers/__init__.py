@@ -16,6 +16,7 @@ from . import heuristics
 from ._request import Infeasible, Request
 from .auto import auto
 from .baselines import checkpoint_all
+from .cuts import cuts
 from .milp import milp
 
 __all__ = ["SOLVERS", "lowest_peak", "solve"]
@@ -25,6 +26,7 @@ Solver = Callable[[Graph, Request], Schedule | None]
 SOLVERS: dict[str, Solver] = {
     "auto": auto,
     "milp": milp,
+    "cuts": cuts,
     "checkpoint_all": checkpoint_all,
 }
 
@@ -37,6 +39,7 @@ def solve(
     gap: float = 1e-4,
     *,
     seed: int = 0,
+    progress: Callable[[Schedule], None] | None = None,
 ) -> Schedule:
     """Finds a cheap schedule of computes, recomputes and frees that never holds more than `budget` bytes.
 
@@ -48,6 +51,7 @@ def solve(
     - `time_limit`: seconds. When they are over, the best schedule so far is returned.
     - `gap`: relative gap, (cost - bound) / cost, at which a schedule counts as optimal.
     - `seed`: the result depends on it alone as long as the time limit does not bind.
+    - `progress`: called with each better schedule as soon as it is found, by the solvers that find several.
 
     **Returns:** a `Schedule`; its `status` says whether it is proved optimal, its `bound` what no schedule can beat.
 
@@ -63,6 +67,7 @@ def solve(
         _checked("time_limit", time_limit, math.inf),
         _checked("gap", gap, 1.0),
         _checked_seed(seed),
+        progress,
     )
     if solver not in SOLVERS:
         raise ValueError(f"solver: no solver is called {solver!r}; the known ones are {', '.join(map(repr, SOLVERS))}")

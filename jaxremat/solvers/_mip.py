@@ -57,6 +57,10 @@ class Mip:
         """Leaves the variable no other value."""
         self.lower[variable] = self.upper[variable] = value
 
+    def fix_lower(self, variable: int, value: float) -> None:
+        """Leaves the variable no smaller value."""
+        self.lower[variable] = value
+
     def row(self, terms: dict[int, float], sense: Literal["<", ">", "="], right: float) -> None:
         """Adds the constraint: the sum of coefficient x variable is at most, at least or equal to `right`."""
         self.rows.append((list(terms), list(terms.values()), sense, right))

@@ -1,14 +1,16 @@
 """What every solver is given besides the graph."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from .._schedule import Schedule
 
 __all__ = ["Infeasible", "Request"]
 
 
 class Infeasible(Exception):
     """Raised by a solver that has proved that no schedule fits."""
-
 
 
 @dataclass(frozen=True)
@@ -19,12 +21,14 @@ class Request:
     - `time_limit`: seconds, counted from the creation of this object.
     - `gap`: relative gap, (cost - bound) / cost, at which a solver may stop.
     - `seed`: for whatever is random.
+    - `progress`: called with each better schedule as it is found.
     """
 
     budget: int
     time_limit: float
     gap: float
     seed: int
+    progress: Callable[[Schedule], None] | None = None
     start: float = field(default_factory=time.monotonic)
 
     @property

@@ -1,19 +1,79 @@
-"""The default: an incumbent at once, then whatever improves it in the time that is left."""
+"""The default: an incumbent at once, then cut generation and neighbourhood search side by side until the gap closes.
+
+HiGHS works in a process of its own, so each round runs both: the next program of the cut generation there, a number of
+steps of the neighbourhood search here. Rounds get longer, by counts of nodes and steps and not by the clock, so that the
+result depends on the seed alone where the time limit does not bind.
+
+It stops at the gap, at the time limit, or when no progress is plausible: the neighbourhood search has gone on without a
+better schedule for as many steps as it took to find the best one (and some hundreds more), and the last two rounds have
+raised the bound by less than a tenth of what is left of the gap.
+"""
 
 from .._graph import Graph
 from .._schedule import Schedule
-from . import milp
+from ._highs import Highs
 from ._request import Request
+from ._search import Search
+from .cuts import CutGeneration
 from .heuristics import construct
+from .neighbourhood import Neighbourhood
 
 __all__ = ["auto"]
 
-_MILP_ROWS = 30_000  # more rows than this, and eq. (9) has not been seen to beat the heuristic within a minute
+_STEPS = (8, 400)  # of the neighbourhood search in the first round and at most; they double from round to round
+_NODES = 200  # of the solver's tree in the first round, doubling as well
+_PATIENCE = 400  # steps without a better schedule that are granted at least
 
 
 def auto(graph: Graph, request: Request) -> Schedule | None:
-    """The best schedule found within the time limit, with a certified bound; None if none was found."""
-    incumbent = construct(graph, request.budget, seed=request.seed, deadline=request.deadline)
-    if milp.row_count(graph) > _MILP_ROWS:
-        return incumbent
-    return milp.improve(graph, request, incumbent)
+    """The best schedule found, with a certified bound; None if none was found."""
+    if graph.peak <= request.budget:
+        return construct(graph, request.budget)
+    search = Search(graph, request)
+    with Highs() as highs:
+        search.offer(construct(graph, request.budget, seed=request.seed, deadline=request.deadline))
+        if not search.over:
+            _rounds(search, highs)
+    return search.result("auto")
+
+
+def _rounds(search: Search, highs: Highs) -> None:
+    graph, request = search.graph, search.request
+    generation = CutGeneration(search, highs)
+    neighbourhood = Neighbourhood(graph, request.budget, request.seed)
+    steps, nodes = _STEPS[0], _NODES
+    taken = taken_at_best = 0  # steps of the neighbourhood search, all and when the best schedule was found
+    value, bounds = neighbourhood.value, [search.bound]
+    while not search.over:
+        if not generation.stuck:
+            generation.submit(nodes)
+        neighbourhood.run(steps, request.deadline)
+        taken += steps
+        search.offer(neighbourhood.schedule())
+        if not generation.stuck:
+            generation.collect()
+        neighbourhood.restart(*_start(search, generation))
+        if _notably_less(neighbourhood.value, value, request.gap):
+            value, taken_at_best = neighbourhood.value, taken
+        bounds.append(search.bound)
+        stalled = generation.stuck or _stalled(bounds, value[1])
+        if stalled and taken > 2 * taken_at_best + _PATIENCE:
+            break
+        steps, nodes = min(2 * steps, _STEPS[1]), 2 * nodes
+
+
+def _start(search: Search, generation: CutGeneration) -> tuple[list[tuple[int, int]], int, float]:
+    """Recomputes to search around, by how many bytes they exceed the budget, and what they cost."""
+    if search.best is not None:
+        return list(search.best.pairs), 0, search.best.cost
+    found = Schedule(search.graph, tuple(generation.pairs))
+    return generation.pairs, found.peak - search.request.budget, found.cost
+
+
+def _notably_less(new: tuple[int, float], old: tuple[int, float], gap: float) -> bool:
+    return new[0] < old[0] or (new[0] == old[0] and new[1] < old[1] * (1 - gap))
+
+
+def _stalled(bounds: list[float], cost: float) -> bool:
+    """Whether the last two rounds have raised the bound by less than a tenth of what is left of the gap."""
+    return len(bounds) > 2 and bounds[-1] - bounds[-3] <= 0.1 * (cost - bounds[-1])

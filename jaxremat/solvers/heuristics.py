@@ -18,7 +18,19 @@ from .._graph import Graph
 from .._schedule import Schedule
 from ._profile import Profile
 
-__all__ = ["Style", "cheaper", "construct", "lower_peak", "lowest_peak", "prune", "pruned", "random_style"]
+__all__ = [
+    "Style",
+    "cheaper",
+    "construct",
+    "lower_peak",
+    "lowest_peak",
+    "prune",
+    "prune_pairs",
+    "pruned",
+    "random_style",
+    "repaired",
+    "styles",
+]
 
 _PATIENCE = 200  # evictions, n more, that may fail to lower the peak before a descent is given up
 
@@ -237,6 +249,19 @@ def construct(graph: Graph, budget: int, *, seed: int = 0, deadline: float = mat
     return best
 
 
+def repaired(
+    graph: Graph, pairs: Iterable[tuple[int, int]], budget: int, *, seed: int = 0, deadline: float = math.inf
+) -> Schedule | None:
+    """The cheapest of a few schedules within `budget` bytes that start from `pairs`; None if none fits."""
+    pairs, rng = list(pairs), np.random.default_rng(seed)
+    best: Schedule | None = None
+    for style in styles(3, rng):
+        descent = lower_peak(graph, budget, style, rng, deadline, pairs)
+        if descent.fits:
+            best = cheaper(best, pruned(graph, descent.pairs, budget))
+    return best
+
+
 def lowest_peak(graph: Graph, *, seed: int = 0, deadline: float = math.inf) -> Schedule:
     """The schedule with the smallest peak that the heuristic reaches: bisection on the budget."""
     lowest = _lowest(graph, seed, deadline)
@@ -266,9 +291,14 @@ def _runs(n: int) -> int:
 
 def pruned(graph: Graph, pairs: Iterable[tuple[int, int]], budget: int) -> Schedule:
     """The schedule of `pairs`, whose peak is within the budget, less what it can do without."""
+    return Schedule(graph, tuple(prune_pairs(graph, pairs, budget)), solver="heuristic")
+
+
+def prune_pairs(graph: Graph, pairs: Iterable[tuple[int, int]], budget: int) -> list[tuple[int, int]]:
+    """As `pruned`, but the pairs alone."""
     profile = Profile(graph, pairs)
     prune(profile, budget)
-    return Schedule(graph, tuple(profile.pairs), solver="heuristic")
+    return profile.pairs
 
 
 def cheaper(a: Schedule | None, b: Schedule) -> Schedule:

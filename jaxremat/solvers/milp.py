@@ -5,13 +5,13 @@ above are not made at all. Free[t, k, k] is left out, as in section 4.8. Beyond 
 a node needs while it runs, and nodes that must not be recomputed.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 from .._graph import Graph
 from .._schedule import Schedule
-from ._mip import Mip, Outcome
+from ._mip import Mip
 from ._request import Infeasible, Request
+from ._scale import byte_scale, certified, cost_scale
 from .heuristics import construct
 
 __all__ = ["Partitioned", "improve", "milp", "partitioned", "row_count"]
@@ -83,7 +83,7 @@ def improve(graph: Graph, request: Request, incumbent: Schedule | None) -> Sched
         if allowance == 0.0:
             if outcome.status == "infeasible" and incumbent is None:
                 raise Infeasible
-            bound = max(bound, _certified(outcome, problem.cost_unit, request.gap))
+            bound = max(bound, certified(outcome, problem.cost_unit, request.gap))
         if outcome.x is None:
             break
         found = problem.schedule(outcome.x)
@@ -104,8 +104,8 @@ def row_count(graph: Graph) -> int:
 def partitioned(graph: Graph, budget: int, allowance: float = 0.0) -> Partitioned:
     """Builds eq. (9). `allowance` is a fraction of the budget left unused."""
     n, mip = graph.n, Mip()
-    byte_unit, limit = _byte_scale(graph, budget, allowance)
-    cost_unit = _cost_scale(graph)
+    byte_unit, limit = byte_scale(graph, budget, allowance)
+    cost_unit = cost_scale(graph)
     M = [memory / byte_unit for memory in graph.memory]
     R, S, U, Free = {}, {}, {}, {}
     for t in range(n):
@@ -164,32 +164,3 @@ def _add_free(problem: Partitioned) -> None:
         most = float(len(hazards))
         mip.row({free: 1.0} | hazards, ">", 0.0)
         mip.row({free: most} | hazards, "<", most - 1.0)
-
-
-def _byte_scale(graph: Graph, budget: int, allowance: float) -> tuple[float, float]:
-    """The unit of memory, and the budget without the constant in it.
-
-    Small whole numbers are exact: then half a unit more than the budget lets through nothing it should not, and keeps
-    the solver's tolerance away from schedules that use the budget up. Otherwise about 1000 units make the budget.
-    """
-    room = (budget - graph.constant) * (1.0 - allowance)
-    unit = math.gcd(*graph.memory, *graph.workspace) or 1
-    whole = math.floor(room / unit)
-    if whole <= 10_000:
-        return float(unit), whole + 0.5
-    return room / 1000.0, 1000.0
-
-
-def _cost_scale(graph: Graph) -> float:
-    """The unit of cost. Small whole numbers stay as they are, which lets the solver see that the optimum is one."""
-    if graph.total_cost <= 1e5 and all(cost.is_integer() for cost in graph.cost):
-        return 1.0
-    return graph.total_cost / 1e4
-
-
-def _certified(outcome: Outcome, unit: float, gap: float) -> float:
-    """The lower bound on the cost. What stopped at the gap may report its objective as the bound: take that off."""
-    if outcome.status not in ("optimal", "feasible", "unknown"):
-        return -math.inf
-    bound = outcome.bound * (1.0 - gap) if outcome.status == "optimal" else outcome.bound
-    return math.ceil(bound - 1e-6) if unit == 1.0 and math.isfinite(bound) else bound * unit
