@@ -1,12 +1,13 @@
 """The default: an incumbent at once, then cut generation and neighbourhood search side by side until the gap closes.
 
 HiGHS works in a process of its own, so each round runs both: the next program of the cut generation there, a number of
-steps of the neighbourhood search here. Rounds get longer, by counts of nodes and steps and not by the clock, so that the
-result depends on the seed alone where the time limit does not bind.
+steps of the neighbourhood search here. Where a program turns out too hard, rounds of window search come before the next
+try. Rounds are measured by counts of nodes and steps and not by the clock, so the result depends on the seed alone where
+the time limit does not bind, nor the quarter of it that one program may take.
 
 It stops at the gap, at the time limit, or when no progress is plausible: the neighbourhood search has gone on without a
-better schedule for as many steps as it took to find the best one (and some hundreds more), and the last two rounds have
-raised the bound by less than a tenth of what is left of the gap.
+better schedule for as many steps as it took to find the best one (and some hundreds more), and the last two programs
+have raised the bound by less than a tenth of what is left of the gap.
 """
 
 from .._graph import Graph
@@ -17,11 +18,15 @@ from ._search import Search
 from .cuts import CutGeneration
 from .heuristics import construct
 from .neighbourhood import Neighbourhood
+from .windows import Windows
 
 __all__ = ["auto"]
 
-_STEPS = (8, 400)  # of the neighbourhood search in the first round and at most; they double from round to round
-_NODES = 200  # of the solver's tree in the first round, doubling as well
+_STEPS = 10  # of the neighbourhood search in a round
+_LONG = 150  # of it while a program is being solved that was too hard before
+_NODES = 200  # of the solver's tree; twice as many at each further try
+_WINDOWS = 20  # rounds of window search between two such tries
+_SLICE = 0.25  # of the time limit, that one program may take
 _PATIENCE = 400  # steps without a better schedule that are granted at least
 
 
@@ -41,25 +46,33 @@ def _rounds(search: Search, highs: Highs) -> None:
     graph, request = search.graph, search.request
     generation = CutGeneration(search, highs)
     neighbourhood = Neighbourhood(graph, request.budget, request.seed)
-    steps, nodes = _STEPS[0], _NODES
+    windows = Windows(search, highs)
+    tries, rest = 0, 0  # programs of cut generation that were too hard; rounds until the next try
     taken = taken_at_best = 0  # steps of the neighbourhood search, all and when the best schedule was found
     value, bounds = neighbourhood.value, [search.bound]
     while not search.over:
-        if not generation.stuck:
-            generation.submit(nodes)
+        whole = not generation.stuck and (rest == 0 or search.best is None)
+        steps = _LONG if whole and tries else _STEPS
+        if whole:
+            generation.submit(_NODES << tries, seconds=_SLICE * request.time_limit)
+        elif search.best is not None:
+            windows.submit(generation.cuts)
         neighbourhood.run(steps, request.deadline)
         taken += steps
         search.offer(neighbourhood.schedule())
-        if not generation.stuck:
-            generation.collect()
+        if whole:
+            solved = generation.collect()
+            bounds.append(search.bound)
+            tries, rest = (tries, 0) if solved else (tries + 1, _WINDOWS)
+        elif search.best is not None:
+            windows.collect()
+            rest = max(0, rest - 1)
         neighbourhood.restart(*_start(search, generation))
         if _notably_less(neighbourhood.value, value, request.gap):
             value, taken_at_best = neighbourhood.value, taken
-        bounds.append(search.bound)
         stalled = generation.stuck or _stalled(bounds, value[1])
         if stalled and taken > 2 * taken_at_best + _PATIENCE:
             break
-        steps, nodes = min(2 * steps, _STEPS[1]), 2 * nodes
 
 
 def _start(search: Search, generation: CutGeneration) -> tuple[list[tuple[int, int]], int, float]:
@@ -75,5 +88,5 @@ def _notably_less(new: tuple[int, float], old: tuple[int, float], gap: float) ->
 
 
 def _stalled(bounds: list[float], cost: float) -> bool:
-    """Whether the last two rounds have raised the bound by less than a tenth of what is left of the gap."""
+    """Whether the last two programs have raised the bound by less than a tenth of what is left of the gap."""
     return len(bounds) > 2 and bounds[-1] - bounds[-3] <= 0.1 * (cost - bounds[-1])

@@ -21,7 +21,7 @@ from ._request import Infeasible, Request
 from ._search import Search
 from .heuristics import construct, pruned, repaired
 
-__all__ = ["CutGeneration", "cuts"]
+__all__ = ["CutGeneration", "cuts", "peaks"]
 
 _CLOSER = 0.2  # each program is solved to this fraction of the gap that is left, until that is the gap asked for
 _PEAKS = 3  # cuts added at a time
@@ -45,30 +45,32 @@ class CutGeneration:
     """The rounds of cut generation, which improve the incumbent and the bound of a search.
 
     - `stuck`: no further round is of use: the solver has failed, or its tolerances hide what exceeds the budget.
-    - `excess`: by how many bytes the last solution exceeded the budget; its recomputes are `pairs`.
+    - `cuts`: the keys of the cuts so far.
+    - `pairs`: the recomputes of the last solution.
     """
 
     def __init__(self, search: Search, highs: Highs):
         self.search, self.highs = search, highs
         self.stuck = False
         self.pairs: list[tuple[int, int]] = []
-        self._cuts: set[int] = set()
+        self.cuts: set[int] = set()
         self._gap = 1.0
         self._built: Relaxation | None = None
         # The first cut is where the keep-everything schedule peaks: better in measurement than the best by LP bounds.
         self._add_cuts(Profile(search.graph))
 
-    def submit(self, nodes: int | None = None) -> None:
-        """Starts the solver on the cuts there are, for at most so many nodes of its tree."""
+    def submit(self, nodes: int | None = None, seconds: float = math.inf) -> None:
+        """Starts the solver on the cuts there are, for at most so many nodes of its tree and so many seconds."""
         search = self.search
-        self._built = relaxation(search.graph, search.request.budget, tuple(sorted(self._cuts)))
+        self._built = relaxation(search.graph, search.request.budget, tuple(sorted(self.cuts)))
         self._gap = 0.2
         if search.best is not None:
             # The gap is relative to the cost of everything, the solver's to that of the recomputes.
             gap = max(0.5 * search.request.gap, _CLOSER * search.gap)
             again = search.best.cost - search.graph.total_cost
             self._gap = min(0.5, gap * search.best.cost / again) if again > 0 else 0.0
-        self.highs.submit(self._built.mip, search.request.remaining, gap=self._gap, nodes=nodes)
+        seconds = min(seconds, search.request.remaining)
+        self.highs.submit(self._built.mip, seconds, gap=self._gap, nodes=nodes)
 
     def collect(self) -> bool:
         """Waits for the solver and learns from its answer; says whether the solver came to an end with it.
@@ -101,14 +103,21 @@ class CutGeneration:
 
     def _add_cuts(self, profile: Profile) -> bool:
         """Adds the highest peaks over the budget to the cuts, or what is next to them; says whether any was new."""
-        memory, budget = profile.memory, self.search.request.budget
-        over = np.flatnonzero(memory > budget)
-        stretches = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1)
-        tops = sorted((int(stretch[memory[stretch].argmax()]) for stretch in stretches), key=lambda p: (-memory[p], p))
-        before = len(self._cuts)
-        self._cuts.update(profile.keys[p] for p in tops[:_PEAKS])
-        if len(self._cuts) == before:
-            self._cuts.update(profile.keys[q] for p in tops for q in (p - 1, p + 1) if 0 <= q < len(profile.keys))
-        if len(self._cuts) == before:
-            self._cuts.update(profile.keys[p] for p in over)
-        return len(self._cuts) > before
+        budget = self.search.request.budget
+        tops = peaks(profile, budget)
+        before = len(self.cuts)
+        self.cuts.update(profile.keys[p] for p in tops[:_PEAKS])
+        if len(self.cuts) == before:
+            self.cuts.update(profile.keys[q] for p in tops for q in (p - 1, p + 1) if 0 <= q < len(profile.keys))
+        if len(self.cuts) == before:
+            self.cuts.update(key for key, memory in zip(profile.keys, profile.memory, strict=True) if memory > budget)
+        return len(self.cuts) > before
+
+
+def peaks(profile: Profile, budget: int) -> list[int]:
+    """The positions of the highest memory in each stretch over the budget, the highest first."""
+    memory = profile.memory
+    over = np.flatnonzero(memory > budget)
+    stretches = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else []
+    tops = [int(stretch[memory[stretch].argmax()]) for stretch in stretches]
+    return sorted(tops, key=lambda p: (-memory[p], p))
