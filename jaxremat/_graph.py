@@ -35,6 +35,8 @@ class Graph:
     - `workspace`: bytes that are needed only while node i runs. Default: none.
     - `constant`: bytes held all the time, such as arguments and outputs (the constant overhead of eq. 2). Default: 0.
     - `recomputable`: False for nodes that must be computed exactly once, such as effects. Default: all True.
+    - `backward`: True for the nodes of the backward pass. Only strategies that tell the two passes apart look at it.
+        Default: unknown, see `forward`.
 
     **Raises:** `ValueError` naming the argument that is malformed.
 
@@ -50,6 +52,7 @@ class Graph:
     workspace: tuple[int, ...]
     constant: int
     recomputable: tuple[bool, ...]
+    backward: tuple[bool, ...] | None
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Graph:
         workspace: Iterable[int] | None = None,
         constant: int = 0,
         recomputable: Iterable[bool] | None = None,
+        backward: Iterable[bool] | None = None,
     ):
         names = tuple(str(name) for name in names)
         n = len(names)
@@ -74,6 +78,7 @@ class Graph:
             "recomputable": _per_node(
                 "recomputable", [True] * n if recomputable is None else recomputable, n, lambda _, __, x: bool(x)
             ),
+            "backward": None if backward is None else _per_node("backward", backward, n, lambda _, __, x: bool(x)),
         }
         for field, value in fields.items():
             object.__setattr__(self, field, value)
@@ -91,6 +96,26 @@ class Graph:
             for i in deps:
                 users[i].append(k)
         return tuple(map(tuple, users))
+
+    @cached_property
+    def forward(self) -> tuple[int, ...]:
+        """The nodes of the forward pass, ascending: those not marked as `backward`.
+
+        Without marks, a guess: the forward pass ends where the most values are alive that are read later, as in a
+        training step, whose backward pass reads in reverse what the forward pass leaves.
+        """
+        if self.backward is not None:
+            return tuple(k for k, backward in enumerate(self.backward) if not backward)
+        alive, most, end = 0, 0, self.n
+        dies = [0] * self.n
+        for k, users in enumerate(self.users):
+            alive += bool(users)
+            if users:
+                dies[users[-1]] += 1
+            alive -= dies[k]
+            if alive > most:
+                most, end = alive, k + 1
+        return tuple(range(end))
 
     @cached_property
     def total_cost(self) -> float:
@@ -154,8 +179,9 @@ class Graph:
     def from_node_link(data: Mapping[str, Any]) -> "Graph":
         """Reads the node-link form that networkx writes (`networkx.node_link_data`).
 
-        Each node has an `id` (or else its `name` is that), a cost (`cost_cpu` or `duration`) and bytes (`cost_ram` or `out_cost`); each link has
-        its ends as `source`, `target` or as `"0"`, `"1"`. Nodes are sorted topologically, ties going to the earlier
+        Each node has an `id` (or else its `name` is that), a cost (`cost_cpu` or `duration`) and bytes (`cost_ram` or
+        `out_cost`); each link has
+        its ends as `source`, `target` or as `"0"`, `"1"`. A node may be marked `backward`. Nodes are sorted topologically, ties going to the earlier
         entry, so an order that is already topological is kept. Repeated links are collapsed.
 
         **Raises:** `ValueError` if a key is missing, a link has an unknown end, or the graph has a cycle.
@@ -183,6 +209,7 @@ class Graph:
             cost=[_first_of(nodes[v], "node", ("cost_cpu", "duration")) for v in order],
             memory=[_first_of(nodes[v], "node", ("cost_ram", "out_cost")) for v in order],
             deps=[sorted(rank[i] for i in deps[v]) for v in order],
+            backward=[nodes[v]["backward"] for v in order] if all("backward" in node for node in nodes) else None,
         )
 
 

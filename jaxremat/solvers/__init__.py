@@ -15,7 +15,16 @@ from .._schedule import Schedule, simulate
 from . import heuristics
 from ._request import Infeasible, Request
 from .auto import auto
-from .baselines import checkpoint_all
+from .baselines import (
+    ap_greedy,
+    ap_sqrt,
+    checkpoint_all,
+    chen_greedy,
+    chen_sqrt,
+    griewank,
+    linearized_greedy,
+    linearized_sqrt,
+)
 from .cuts import cuts
 from .milp import milp
 
@@ -28,6 +37,13 @@ SOLVERS: dict[str, Solver] = {
     "milp": milp,
     "cuts": cuts,
     "checkpoint_all": checkpoint_all,
+    "chen_sqrt": chen_sqrt,
+    "chen_greedy": chen_greedy,
+    "ap_sqrt": ap_sqrt,
+    "ap_greedy": ap_greedy,
+    "linearized_sqrt": linearized_sqrt,
+    "linearized_greedy": linearized_greedy,
+    "griewank": griewank,
 }
 
 

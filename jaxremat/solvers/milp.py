@@ -14,16 +14,17 @@ from ._request import Infeasible, Request
 from ._scale import byte_scale, certified, cost_scale
 from .heuristics import construct
 
-__all__ = ["Partitioned", "improve", "milp", "partitioned", "row_count"]
+__all__ = ["Formulation", "improve", "milp", "partitioned", "row_count"]
 
 _SECONDS_PER_ROW = 5e-5  # to build it and hand it to the solver
 
 
 @dataclass(frozen=True)
-class Partitioned:
-    """Eq. (9) for a graph and a budget: the program, and where its variables are.
+class Formulation:
+    """Eq. (9) or eq. (1) for a graph and a budget: the program, and where its variables are.
 
-    - `R[t, i]` (i <= t), `S[t, i]` (i < t), `U[t, k]` (k <= t), `Free[t, i, k]` (i in Deps[k], k <= t): indices.
+    - `R[t, i]` (i <= t), `S[t, i]` (i < t), `U[t, k]` (k <= t), `Free[t, i, k]` (i in Deps[k], k <= t): indices. The
+        restrictions in brackets are those of eq. (9); in eq. (1) every stage has every node, and the first keeps none.
     - `cost_unit`, `byte_unit`: what 1.0 in the objective and in U stands for.
     """
 
@@ -101,49 +102,65 @@ def row_count(graph: Graph) -> int:
     return graph.n * graph.n + 3 * graph.n * sum(map(len, graph.deps)) // 2
 
 
-def partitioned(graph: Graph, budget: int, allowance: float = 0.0) -> Partitioned:
+def partitioned(graph: Graph, budget: int, allowance: float = 0.0) -> Formulation:
     """Builds eq. (9). `allowance` is a fraction of the budget left unused."""
+    return _build(graph, budget, allowance, frontier=True)
+
+
+def unpartitioned(graph: Graph, budget: int, allowance: float = 0.0) -> Formulation:
+    """Builds eq. (1) with the memory of section 4.4: (1d) and (1e) for each sink, in place of (8a-c)."""
+    return _build(graph, budget, allowance, frontier=False)
+
+
+def _build(graph: Graph, budget: int, allowance: float, *, frontier: bool) -> Formulation:
     n, mip = graph.n, Mip()
     byte_unit, limit = byte_scale(graph, budget, allowance)
     cost_unit = cost_scale(graph)
     M = [memory / byte_unit for memory in graph.memory]
     R, S, U, Free = {}, {}, {}, {}
     for t in range(n):
-        for i in range(t + 1):
+        for i in range(t + 1 if frontier else n):
             R[t, i] = mip.binary(cost=graph.cost[i] / cost_unit)
             U[t, i] = mip.variable(0.0, limit)
-            if i < t:
+            if i < t or (t > 0 and not frontier):  # (8b), (1d)
                 S[t, i] = mip.binary()
-                if not graph.recomputable[i]:
-                    mip.fix(R[t, i], 0.0)
-        mip.fix(R[t, t], 1.0)  # (8a)
-        for k in range(t + 1):
-            for i in graph.deps[k]:
-                Free[t, i, k] = mip.binary()
-    problem = Partitioned(graph, mip, R, S, U, Free, cost_unit, byte_unit)
+            if i < t and frontier and not graph.recomputable[i]:
+                mip.fix(R[t, i], 0.0)
+            for d in graph.deps[i]:
+                Free[t, d, i] = mip.binary()
+        if frontier:
+            mip.fix(R[t, t], 1.0)  # (8a)
+    for i, users in enumerate(graph.users):
+        every = {R[t, i]: 1.0 for t in range(n) if (t, i) in R}
+        if not frontier and not users:
+            mip.row(every, ">", 1.0)  # (1e)
+        if not frontier and not graph.recomputable[i]:
+            mip.row(every, "=", 1.0)
+    problem = Formulation(graph, mip, R, S, U, Free, cost_unit, byte_unit)
     _add_correctness(problem)
     _add_memory(problem, M, limit)
     _add_free(problem)
     return problem
 
 
-def _add_correctness(problem: Partitioned) -> None:
+def _add_correctness(problem: Formulation) -> None:
     """(1b) and (1c): what is computed has its dependencies, what is kept was there."""
     R, S, mip = problem.R, problem.S, problem.mip
     for t, j in R:
         for i in problem.graph.deps[j]:
-            mip.row({R[t, j]: 1.0, R[t, i]: -1.0, S[t, i]: -1.0}, "<", 0.0)
+            kept = {S[t, i]: -1.0} if (t, i) in S else {}
+            mip.row({R[t, j]: 1.0, R[t, i]: -1.0} | kept, "<", 0.0)
     for (t, i), kept in S.items():
-        before = {S[t - 1, i]: -1.0} if i < t - 1 else {}
+        before = {S[t - 1, i]: -1.0} if (t - 1, i) in S else {}
         mip.row({kept: 1.0, R[t - 1, i]: -1.0} | before, "<", 0.0)
 
 
-def _add_memory(problem: Partitioned, M: list[float], limit: float) -> None:
+def _add_memory(problem: Formulation, M: list[float], limit: float) -> None:
     """(2), (3) and (4) without Free[t, k, k], and U <= budget while the workspace is in use."""
     graph, R, S, U, Free, mip = problem.graph, problem.R, problem.S, problem.U, problem.Free, problem.mip
     for (t, k), used in U.items():
         if k == 0:
-            before = {S[t, i]: -M[i] for i in range(t) if M[i]}
+            before = {S[t, i]: -M[i] for i in range(graph.n) if M[i] and (t, i) in S}
         else:
             freed = {Free[t, i, k - 1]: M[i] for i in graph.deps[k - 1] if M[i]}
             before = {U[t, k - 1]: -1.0} | freed
@@ -152,7 +169,7 @@ def _add_memory(problem: Partitioned, M: list[float], limit: float) -> None:
             mip.row({used: 1.0, R[t, k]: graph.workspace[k] / problem.byte_unit}, "<", limit)
 
 
-def _add_free(problem: Partitioned) -> None:
+def _add_free(problem: Formulation) -> None:
     """(7b) and (7c): Free[t, i, k] = 1 exactly if nothing speaks against freeing i once k is computed in stage t."""
     R, S, mip = problem.R, problem.S, problem.mip
     for (t, i, k), free in problem.Free.items():
@@ -160,7 +177,7 @@ def _add_free(problem: Partitioned) -> None:
         hazards = {R[t, k]: -1.0}
         if t + 1 < problem.graph.n:
             hazards[S[t + 1, i]] = 1.0
-        hazards |= {R[t, j]: 1.0 for j in problem.graph.users[i] if k < j <= t}
+        hazards |= {R[t, j]: 1.0 for j in problem.graph.users[i] if j > k and (t, j) in R}
         most = float(len(hazards))
         mip.row({free: 1.0} | hazards, ">", 0.0)
         mip.row({free: most} | hazards, "<", most - 1.0)
