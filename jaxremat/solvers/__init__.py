@@ -27,6 +27,8 @@ from .baselines import (
 )
 from .cuts import cuts
 from .milp import milp
+from .rounding import rounding, rounding_random
+from .unpartitioned import milp_unpartitioned
 
 __all__ = ["SOLVERS", "lowest_peak", "solve"]
 
@@ -35,6 +37,9 @@ Solver = Callable[[Graph, Request], Schedule | None]
 SOLVERS: dict[str, Solver] = {
     "auto": auto,
     "milp": milp,
+    "milp_unpartitioned": milp_unpartitioned,
+    "rounding": rounding,
+    "rounding_random": rounding_random,
     "cuts": cuts,
     "checkpoint_all": checkpoint_all,
     "chen_sqrt": chen_sqrt,
@@ -55,6 +60,8 @@ def solve(
     gap: float = 1e-4,
     *,
     seed: int = 0,
+    samples: int = 100,
+    enough: float = -math.inf,
     progress: Callable[[Schedule], None] | None = None,
 ) -> Schedule:
     """Finds a cheap schedule of computes, recomputes and frees that never holds more than `budget` bytes.
@@ -67,6 +74,9 @@ def solve(
     - `time_limit`: seconds. When they are over, the best schedule so far is returned.
     - `gap`: relative gap, (cost - bound) / cost, at which a schedule counts as optimal.
     - `seed`: the result depends on it alone as long as the time limit does not bind.
+    - `samples`: how many roundings `"rounding_random"` tries of each relaxation.
+    - `enough`: a cost that is good enough: `"auto"`, `"cuts"` and the roundings stop at a schedule that costs no more,
+        and when there is proved to be none.
     - `progress`: called with each better schedule as soon as it is found, by the solvers that find several.
 
     **Returns:** a `Schedule`; its `status` says whether it is proved optimal, its `bound` what no schedule can beat.
@@ -83,6 +93,8 @@ def solve(
         _checked("time_limit", time_limit, math.inf),
         _checked("gap", gap, 1.0),
         _checked_seed(seed),
+        int(_checked("samples", samples, 10**9)),
+        enough,
         progress,
     )
     if solver not in SOLVERS:

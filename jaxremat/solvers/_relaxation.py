@@ -13,6 +13,7 @@ first cut, so there are no variables there.
 """
 
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,59 +41,67 @@ class Relaxation:
 
     def pairs(self, x) -> list[tuple[int, int]]:
         """The recomputes that a point stands for: each Y where its value is first read in the block."""
+        again = [{i for i in block if x[self.Y[j, i]] > 0.5} for j, block in enumerate(self._blocks)]
+        at_cut = {j for j, variable in self.A.items() if x[variable] > 0.5}
+        return self._pairs(lambda j, i: i in again[j], at_cut)
+
+    def completed(self, kept: Mapping[tuple[int, int], bool]) -> list[tuple[int, int]]:
+        """The recomputes that follow from S alone: what is read or kept next and not there is computed again."""
+        return self._pairs(lambda j, i: not kept.get((j, i), False), set())
+
+    def _pairs(self, again: Callable[[int, int], bool], at_cut: set[int]) -> list[tuple[int, int]]:
         pairs: list[tuple[int, int]] = []
-        n, needed = self.graph.n, set()  # the nodes whose values must be in memory at the next cut
+        n = self.graph.n
+        needed: set[int] = set()  # the nodes whose values must be in memory at the next cut
         for j in reversed(range(len(self.cuts))):
-            end = self.cuts[j + 1] if j + 1 < len(self.cuts) else n * n
-            placed = self._placed(x, j, end, needed)
-            pairs += [(t, i) for i, t in placed.items()]
-            needed = self._needed_at(x, j, end, needed, placed)
             t, k = divmod(self.cuts[j], n)
-            if j in self.A and x[self.A[j]] > 0.5:
+            end, read = self._end(j), set(needed)
+            stage, last = divmod(end, n)
+            if end < n * n and (last == stage or j + 1 in at_cut):
+                read.discard(last)
+                read.update(self.graph.deps[last])
+            else:
+                last = -1
+            placed = self._placed(j, last, needed, again)
+            pairs += [(t, i) for i, t in placed.items()]
+            for u in [*placed, *range(self.cuts[j] // (n + 1) + 1, -(-end // (n + 1)))]:
+                read.update(self.graph.deps[u])
+            needed = {i for i in read if i not in placed and i * n + i <= self.cuts[j]}
+            if j in at_cut:
                 pairs.append((t, k))
         return pairs
 
-    def _placed(self, x, j: int, end: int, needed: set[int]) -> dict[int, int]:
-        """For the nodes computed again in block j, in which stage."""
-        graph, n = self.graph, self.graph.n
-        start = self.cuts[j]
+    def _placed(self, j: int, last: int, needed: set[int], again: Callable[[int, int], bool]) -> dict[int, int]:
+        """For the nodes computed again in block j, in which stage. `last` is computed at the next cut, -1 for none."""
+        users, n = self.graph.users, self.graph.n
+        start, end = self.cuts[j], self._end(j)
+        stage, k = divmod(end, n)
         placed: dict[int, int] = {}
-        stage, last = divmod(end, n)
-        computed_at_end = end < n * n and (last == stage or x[self.A[j + 1]] > 0.5)
-        for i in sorted((i for i in self._block[j] if x[self.Y[j, i]] > 0.5), reverse=True):
-            readers = [placed[u] for u in graph.users[i] if u in placed]
-            readers += [u for u in graph.users[i] if start < u * n + u < end]
-            if computed_at_end and last in graph.users[i]:
-                readers.append(stage)
+        for i in self._blocks[j]:
+            if not again(j, i):
+                continue
+            readers = [placed.get(u, u if start < u * n + u < end else stage) for u in users[i]
+                       if u in placed or start < u * n + u < end or u == last]
             if readers:
                 t = min(readers)
             elif i in needed:
-                t = stage if i < last else stage - 1
+                t = stage if i < k else stage - 1
             else:
                 continue
             if t > i and start < t * n + i < end:
                 placed[i] = t
         return placed
 
-    def _needed_at(self, x, j: int, end: int, needed: set[int], placed: dict[int, int]) -> set[int]:
-        """The nodes whose values must be in memory at cut j, given those that must be at the next one."""
-        graph, n = self.graph, self.graph.n
-        start = self.cuts[j]
-        stage, last = divmod(end, n)
-        read = set(needed)
-        if end < n * n and (last == stage or x[self.A[j + 1]] > 0.5):
-            read.discard(last)
-            read.update(graph.deps[last])
-        for u in [*placed, *range(-(-(start + 1) // (n + 1)), -(-end // (n + 1)))]:
-            read.update(graph.deps[u])
-        return {i for i in read if i not in placed and i * n + i <= start}
+    def _end(self, j: int) -> int:
+        return self.cuts[j + 1] if j + 1 < len(self.cuts) else self.graph.n**2
 
     @cached_property
-    def _block(self) -> list[list[int]]:
+    def _blocks(self) -> list[list[int]]:
+        """For each block the nodes that can be computed again in it, descending."""
         blocks: list[list[int]] = [[] for _ in self.cuts]
         for j, i in self.Y:
             blocks[j].append(i)
-        return blocks
+        return [sorted(block, reverse=True) for block in blocks]
 
 
 def furthest_users(graph: Graph) -> list[int]:

@@ -1,5 +1,6 @@
 """What every solver is given besides the graph."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ class Request:
     - `time_limit`: seconds, counted from the creation of this object.
     - `gap`: relative gap, (cost - bound) / cost, at which a solver may stop.
     - `seed`: for whatever is random.
+    - `samples`: how many roundings `rounding_random` tries of each relaxation.
+    - `enough`: a cost that needs no improvement.
     - `progress`: called with each better schedule as it is found.
     """
 
@@ -28,6 +31,8 @@ class Request:
     time_limit: float
     gap: float
     seed: int
+    samples: int = 100
+    enough: float = -math.inf
     progress: Callable[[Schedule], None] | None = None
     start: float = field(default_factory=time.monotonic)
 

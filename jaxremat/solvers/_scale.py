@@ -8,7 +8,7 @@ from ._mip import Outcome
 __all__ = ["byte_scale", "certified", "cost_scale"]
 
 
-def byte_scale(graph: Graph, budget: int, allowance: float = 0.0) -> tuple[float, float]:
+def byte_scale(graph: Graph, budget: int, allowance: float = 0.0, *, exact: bool = False) -> tuple[float, float]:
     """The unit of memory, and the budget without the constant in it.
 
     Small whole numbers are exact: then half a unit more than the budget lets through nothing it should not, and keeps
@@ -18,7 +18,7 @@ def byte_scale(graph: Graph, budget: int, allowance: float = 0.0) -> tuple[float
     unit = math.gcd(*graph.memory, *graph.workspace) or 1
     whole = math.floor(room / unit)
     if whole <= 10_000:
-        return float(unit), whole + 0.5
+        return float(unit), whole + (0.0 if exact else 0.5)
     return room / 1000.0, 1000.0
 
 

@@ -46,7 +46,10 @@ class Search:
 
     @property
     def over(self) -> bool:
-        """Whether the gap is closed or the time is up."""
+        """Whether the gap is closed, the cost is enough or cannot become so, or the time is up."""
+        enough = self.request.enough
+        if enough > -math.inf and (self.bound > enough or (self.best is not None and self.best.cost <= enough)):
+            return True
         return self.gap <= self.request.gap or time.monotonic() >= self.request.deadline
 
     def certified(self, schedule: Schedule, solver: str) -> Schedule:

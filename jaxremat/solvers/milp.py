@@ -14,7 +14,7 @@ from ._request import Infeasible, Request
 from ._scale import byte_scale, certified, cost_scale
 from .heuristics import construct
 
-__all__ = ["Formulation", "improve", "milp", "partitioned", "row_count"]
+__all__ = ["Formulation", "improve", "milp", "partitioned", "row_count", "unpartitioned"]
 
 _SECONDS_PER_ROW = 5e-5  # to build it and hand it to the solver
 
@@ -102,19 +102,18 @@ def row_count(graph: Graph) -> int:
     return graph.n * graph.n + 3 * graph.n * sum(map(len, graph.deps)) // 2
 
 
-def partitioned(graph: Graph, budget: int, allowance: float = 0.0) -> Formulation:
-    """Builds eq. (9). `allowance` is a fraction of the budget left unused."""
-    return _build(graph, budget, allowance, frontier=True)
+def partitioned(graph: Graph, budget: int, allowance: float = 0.0, *, exact: bool = False) -> Formulation:
+    """Builds eq. (9). `allowance` is a fraction of the budget left unused; `exact`: no slack for tolerances."""
+    return _build(graph, *byte_scale(graph, budget, allowance, exact=exact), frontier=True)
 
 
-def unpartitioned(graph: Graph, budget: int, allowance: float = 0.0) -> Formulation:
+def unpartitioned(graph: Graph, budget: int, allowance: float = 0.0, *, exact: bool = False) -> Formulation:
     """Builds eq. (1) with the memory of section 4.4: (1d) and (1e) for each sink, in place of (8a-c)."""
-    return _build(graph, budget, allowance, frontier=False)
+    return _build(graph, *byte_scale(graph, budget, allowance, exact=exact), frontier=False)
 
 
-def _build(graph: Graph, budget: int, allowance: float, *, frontier: bool) -> Formulation:
+def _build(graph: Graph, byte_unit: float, limit: float, *, frontier: bool) -> Formulation:
     n, mip = graph.n, Mip()
-    byte_unit, limit = byte_scale(graph, budget, allowance)
     cost_unit = cost_scale(graph)
     M = [memory / byte_unit for memory in graph.memory]
     R, S, U, Free = {}, {}, {}, {}
