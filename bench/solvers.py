@@ -28,6 +28,7 @@ from jaxremat.solvers.unpartitioned import integrality_gap
 
 SHARED = Path(os.environ.get("JAXREMAT_GRAPHS") or Path(__file__).resolve().parents[2] / "shared" / "graphs")
 NAMES = ("vgg16_b256", "unet_b32", "resnet50_b256", "random_n100", "random_n250")
+LAYERS = ("conv", "norm", "conv", "norm", "add")  # of a residual block of the generated networks
 GENERATED = ("network500", "network1000", "layered500", "layered1000")
 
 
@@ -39,7 +40,7 @@ def network(n: int, seed: int = 0) -> Graph:
     for k in range(layers):
         block, place = divmod(k, 5)
         size = 2 ** (26 - 3 * k // layers)
-        names.append(f"block{block}_{'conv norm conv norm add'.split()[place]}")
+        names.append(f"block{block}_{LAYERS[place]}")
         cost.append([100, 8, 300, 8, 4][place] * rng.uniform(0.8, 1.2))
         memory.append(int(size * rng.uniform(0.9, 1.1)))
         deps.append([k - 1] * (k > 0) + [k - 5] * (place == 4 and k >= 5))

@@ -1,14 +1,20 @@
 """Random graphs, chains and real ones, for the tests of graphs, schedules and solvers."""
 
 import json
+import os
+import pickle
 import random
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import strategies as st
 
 from jaxremat._graph import Graph
+from jaxremat.solvers import _cbc_worker, _highs_worker, _mip
+from jaxremat.solvers._highs import Highs
 
-GRAPHS = Path(__file__).resolve().parents[2] / "shared" / "graphs"
+GRAPHS = Path(os.environ.get("JAXREMAT_GRAPHS") or Path(__file__).resolve().parents[2] / "shared" / "graphs")
 REAL = ("vgg16_b256", "unet_b32", "resnet50_b256")
 
 
@@ -16,6 +22,22 @@ def shared_graph(name: str) -> Graph | None:
     """A graph from the folder beside the repository, None where that is absent."""
     path = GRAPHS / f"{name}.json"
     return Graph.from_node_link(json.loads(path.read_text())) if path.exists() else None
+
+
+def need_shared_graph(name: str) -> Graph:
+    """As `shared_graph`, but skips the test that asks for what is absent."""
+    graph = shared_graph(name)
+    if graph is None:
+        pytest.skip("the folder of shared graphs is not here")
+    return graph
+
+
+def solve_in_process(patch: pytest.MonkeyPatch) -> None:
+    """CBC and HiGHS in this process: no start-up time for each of hundreds of small problems."""
+    patch.setattr(_mip, "_run", lambda problem, _: _mip.outcome(_cbc_worker.answer(problem)))
+    patch.setattr(Highs, "_start", lambda self: None)
+    patch.setattr(Highs, "_send", lambda self, message: setattr(self, "_message", message))
+    patch.setattr(Highs, "_receive", lambda self: _highs_worker.answer(pickle.loads(self._message)))
 
 
 def training_chain(layers: int, *, both: bool = True) -> Graph:
@@ -43,6 +65,21 @@ def random_graph(rng: random.Random, n: int, *, density: float = 0.4, extras: bo
         constant=rng.choice([0, 3]) if extras else 0,
         recomputable=[rng.random() < 0.9 for _ in range(n)] if extras else None,
     )
+
+
+def layered_graph(n: int, seed: int) -> Graph:
+    """Random layers that read the layer before them, and now and then one far behind."""
+    rng = random.Random(seed)
+    width = max(2, int(n**0.5))
+    layers = [range(a, min(a + width, n)) for a in range(0, n, width)]
+    deps: list[list[int]] = [[] for _ in range(n)]
+    for before, layer in pairwise(layers):
+        for k in layer:
+            deps[k] = [rng.choice(before) for _ in range(rng.randint(1, 3))]
+            if before[0] and rng.random() < 0.5:
+                deps[k].append(rng.randrange(before[0]))
+    cost, memory = [rng.randint(1, 50) for _ in range(n)], [rng.randint(1, 100) for _ in range(n)]
+    return Graph([f"v{k}" for k in range(n)], cost, memory, deps)
 
 
 @st.composite

@@ -6,26 +6,20 @@ import pytest
 from brute_force import every_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import graphs, graphs_with_pairs, random_graph, training_chain
+from strategies import graphs, graphs_with_pairs, random_graph, solve_in_process, training_chain
 
 import jaxremat.solvers
 from jaxremat._errors import BudgetError
 from jaxremat._graph import Graph
 from jaxremat._schedule import Schedule, simulate
 from jaxremat.solvers import SOLVERS, _mip, lowest_peak, solve
-from jaxremat.solvers._cbc_worker import answer
 from jaxremat.solvers._profile import Profile
 from jaxremat.solvers.heuristics import prune
 
 
-def run_in_process(problem, _):
-    """CBC in this process: no start-up time for each of hundreds of small problems."""
-    return _mip.outcome(answer(problem))
-
-
 @pytest.fixture
 def in_process(monkeypatch):
-    monkeypatch.setattr(_mip, "_run", run_in_process)
+    solve_in_process(monkeypatch)
 
 
 def check(schedule: Schedule, budget: float) -> None:
@@ -75,16 +69,19 @@ def test_prune_keeps_the_budget(case):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @given(graph=graphs(max_nodes=7), fraction=st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_solver_is_correct_and_within_budget_or_raises(solver, graph, fraction):
     budget = graph.budget_at(fraction)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_mip, "_run", run_in_process)
+        solve_in_process(patch)
         try:
-            schedule = solve(graph, budget, solver, time_limit=5.0)
+            schedule = solve(graph, budget, solver, time_limit=5.0, samples=5)
         except BudgetError as error:
             assert error.minimum_bytes is not None
-            assert error.minimum_bytes > budget
+            assert error.minimum_bytes > budget or not error.proved
+            return
+        except ValueError as error:
+            assert str(error).startswith(f"solver: '{solver}' is for graphs whose forward part is a path")
             return
     check(schedule, budget)
 
@@ -178,10 +175,12 @@ def test_cost_never_falls_when_the_budget_shrinks(in_process):
 def test_the_lowest_peak_is_a_budget_that_works(graph):
     lowest = lowest_peak(graph)
     assert simulate(graph, lowest.statements) == lowest.peak >= graph.floor
-    check(solve(graph, lowest.peak), lowest.peak)
+    with pytest.MonkeyPatch.context() as patch:
+        solve_in_process(patch)
+        check(solve(graph, lowest.peak), lowest.peak)
 
 
-def test_the_minimum_of_an_error_works():
+def test_the_minimum_of_an_error_works(in_process):
     rng = random.Random(4)
     errors = 0
     for _ in range(40):

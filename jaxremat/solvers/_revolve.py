@@ -55,6 +55,6 @@ def _places(length: int, slots: int) -> np.ndarray:
         for k in range(1, length + 1):
             m = np.arange(1, k)
             options = np.concatenate([[fewer[k]], m + fewer[k - m] + cost[m - 1]])
-            place[s, k] = options.argmin()
+            place[s, k] = options.argmin() or place[s - 1, k]  # where one more is of no use, as with one fewer
             cost[k] = options.min()
     return place

@@ -53,9 +53,10 @@ def _rounds(search: Search, highs: Highs) -> None:
     while not search.over:
         whole = not generation.stuck and (rest == 0 or search.best is None)
         steps = _LONG if whole and tries else _STEPS
+        window = not whole and search.best is not None
         if whole:
             generation.submit(_NODES << tries, seconds=_SLICE * request.time_limit)
-        elif search.best is not None:
+        elif window:
             windows.submit(generation.cuts)
         neighbourhood.run(steps, request.deadline)
         taken += steps
@@ -64,7 +65,7 @@ def _rounds(search: Search, highs: Highs) -> None:
             solved = generation.collect()
             bounds.append(search.bound)
             tries, rest = (tries, 0) if solved else (tries + 1, _WINDOWS)
-        elif search.best is not None:
+        elif window:
             windows.collect()
             rest = max(0, rest - 1)
         neighbourhood.restart(*_start(search, generation))
