@@ -32,7 +32,7 @@ __all__ = [
     "styles",
 ]
 
-_PATIENCE = 200  # evictions, n more, that may fail to lower the peak before a descent is given up
+_PATIENCE = 100  # evictions, and n / 8 more, that may fail to lower the peak before a descent is given up
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def lower_peak(
     best_peak, best_length = profile.peak, len(made)
     price = style.price * graph.total_cost / max(1, graph.n) or 1.0
     stalled = 0
-    while best_peak > budget and stalled < _PATIENCE + graph.n and time.monotonic() < deadline:
+    while best_peak > budget and stalled < _PATIENCE + graph.n // 8 and time.monotonic() < deadline:
         eviction = _cheapest_eviction(profile, budget, price, style, rng)
         if eviction is None:
             break
@@ -200,13 +200,15 @@ def _closure(
     return nodes
 
 
-def prune(profile: Profile, budget: int) -> None:
-    """Drops recomputes, dearest first, as long as the budget holds, until none can be dropped."""
+def prune(profile: Profile, budget: int, deadline: float = math.inf) -> None:
+    """Drops recomputes, dearest first, as long as the budget holds, until none can be dropped or the time is up."""
     cost = profile.graph.cost
     dropped = True
     while dropped:
         dropped = False
         for t, i in sorted(profile.pairs, key=lambda pair: (-cost[pair[1]], -pair[0], -pair[1])):
+            if time.monotonic() >= deadline:
+                return
             profile.remove(t, i)
             if profile.peak > budget:
                 profile.add(t, i)
@@ -242,10 +244,10 @@ def construct(graph: Graph, budget: int, *, seed: int = 0, deadline: float = mat
             break
         descent = lower_peak(graph, budget, style, rng, deadline)
         if descent.fits:
-            best = cheaper(best, pruned(graph, descent.pairs, budget))
+            best = cheaper(best, pruned(graph, descent.pairs, budget, deadline))
     if best is None:
         lowest = _lowest(graph, seed, deadline)
-        best = pruned(graph, lowest.pairs, budget) if lowest.peak <= budget else None
+        best = pruned(graph, lowest.pairs, budget, deadline) if lowest.peak <= budget else None
     return best
 
 
@@ -258,25 +260,26 @@ def repaired(
     for style in styles(3, rng):
         descent = lower_peak(graph, budget, style, rng, deadline, pairs)
         if descent.fits:
-            best = cheaper(best, pruned(graph, descent.pairs, budget))
+            best = cheaper(best, pruned(graph, descent.pairs, budget, deadline))
     return best
 
 
 def lowest_peak(graph: Graph, *, seed: int = 0, deadline: float = math.inf) -> Schedule:
     """The schedule with the smallest peak that the heuristic reaches: bisection on the budget."""
     lowest = _lowest(graph, seed, deadline)
-    return pruned(graph, lowest.pairs, lowest.peak)
+    return pruned(graph, lowest.pairs, lowest.peak, deadline)
 
 
 def _lowest(graph: Graph, seed: int, deadline: float) -> Descent:
+    """Descents from keep-everything, then from where the best one ended, towards half of what is left to the floor."""
     rng = np.random.default_rng(seed)
     low, best = graph.floor, Descent((), graph.peak, True)
     for style in styles(2, rng):
         best = min(best, lower_peak(graph, low, style, rng, deadline), key=lambda descent: descent.peak)
     while best.peak - low > max(1, graph.peak // 200) and time.monotonic() < deadline:
         middle = (low + best.peak) // 2
-        for style in styles(2, rng):
-            found = lower_peak(graph, middle, style, rng, deadline)
+        for style, start in zip(styles(3, rng), ((), best.pairs, best.pairs), strict=True):
+            found = lower_peak(graph, middle, style, rng, deadline, start)
             best = min(best, found, key=lambda descent: descent.peak)
             if best.peak <= middle:
                 break
@@ -289,15 +292,19 @@ def _runs(n: int) -> int:
     return max(3, min(24, 2000 // max(1, n)))
 
 
-def pruned(graph: Graph, pairs: Iterable[tuple[int, int]], budget: int) -> Schedule:
+def pruned(
+    graph: Graph, pairs: Iterable[tuple[int, int]], budget: int, deadline: float = math.inf
+) -> Schedule:
     """The schedule of `pairs`, whose peak is within the budget, less what it can do without."""
-    return Schedule(graph, tuple(prune_pairs(graph, pairs, budget)), solver="heuristic")
+    return Schedule(graph, tuple(prune_pairs(graph, pairs, budget, deadline)), solver="heuristic")
 
 
-def prune_pairs(graph: Graph, pairs: Iterable[tuple[int, int]], budget: int) -> list[tuple[int, int]]:
+def prune_pairs(
+    graph: Graph, pairs: Iterable[tuple[int, int]], budget: int, deadline: float = math.inf
+) -> list[tuple[int, int]]:
     """As `pruned`, but the pairs alone."""
     profile = Profile(graph, pairs)
-    prune(profile, budget)
+    prune(profile, budget, deadline)
     return profile.pairs
 
 

@@ -43,7 +43,7 @@ class Neighbourhood:
         descent = lower_peak(graph, budget, random_style(self.rng), self.rng, deadline, kept)
         if descent.peak > budget and self.value[0] <= 0:
             return False
-        pairs = prune_pairs(graph, descent.pairs, max(budget, descent.peak))
+        pairs = prune_pairs(graph, descent.pairs, max(budget, descent.peak), deadline)
         value = (max(0, descent.peak - budget), graph.total_cost + math.fsum(graph.cost[i] for _, i in pairs))
         better = value < self.value
         if value <= self.value:
