@@ -104,7 +104,7 @@ class _CallEmitter(_Emitter):
         before = [v for v in self.nodes[self.last].outputs if v in self.env]
         if not before or not node.inputs or set(before) & set(node.inputs):
             return
-        size = lambda v: bytes_of(v.aval)  # noqa: E731
+        size = lambda v: bytes_of(v.aval)
         self.tie([min(node.inputs, key=size), min(before, key=size)])
 
 

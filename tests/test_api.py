@@ -101,7 +101,7 @@ def test_numbers_are_traced_once(ws, x):
 
 
 def test_numbers_beside_one_whose_value_is_needed_stay_traced(ws, x):
-    fun = lambda ws, x, depth, step: chain(ws[:depth], x) * step  # noqa: E731
+    fun = lambda ws, x, depth, step: chain(ws[:depth], x) * step
     ours = jaxremat.grad(fun, budget=1.0)
     plans = [ours.plan(ws, x, 2, step) for step in (1, 2, 3)]
     assert plans[0] is plans[1] is plans[2]
@@ -194,11 +194,11 @@ def test_remat_of_a_whole_step(ws, x):
 
 def test_holomorphic_and_allow_int():
     z = jnp.arange(4.0) * (1 + 2j)
-    holomorphic = lambda z: jnp.sum(jnp.sin(z) ** 2)  # noqa: E731
+    holomorphic = lambda z: jnp.sum(jnp.sin(z) ** 2)
     same(
         jaxremat.grad(holomorphic, holomorphic=True, budget="1MB")(z), jax.grad(holomorphic, holomorphic=True)(z)
     )
-    fun = lambda pair: jnp.sum(pair[0] ** 2) * jnp.sum(pair[1])  # noqa: E731
+    fun = lambda pair: jnp.sum(pair[0] ** 2) * jnp.sum(pair[1])
     pair = (jnp.arange(3.0), jnp.arange(3))
     ours = jaxremat.grad(fun, allow_int=True, budget="1MB")(pair)
     theirs = jax.grad(fun, allow_int=True)(pair)

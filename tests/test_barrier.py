@@ -27,7 +27,7 @@ def test_it_is_an_identity():
 
 def test_under_transformations():
     x, y = jnp.linspace(0.0, 1.0, 4), jnp.linspace(1.0, 2.0, 4)
-    plain = lambda x, y: jnp.sin(x) * y  # noqa: E731
+    plain = lambda x, y: jnp.sin(x) * y
     np.testing.assert_array_equal(jax.jit(both)(x, y), plain(x, y))
     np.testing.assert_array_equal(jax.vmap(both)(x, y), plain(x, y))
     np.testing.assert_array_equal(jax.vmap(both, (0, None))(x, 2.0), plain(x, 2.0))

@@ -37,7 +37,7 @@ def pool(x, window, stride, padding):
 )
 def test_max_pool_gradient(size, window, stride, padding, dtype):
     x = jnp.round(3 * jax.random.normal(jax.random.key(0), (2, size, size, 3))).astype(dtype)  # with ties
-    fun = lambda x: pool(x, window, stride, padding)  # noqa: E731
+    fun = lambda x: pool(x, window, stride, padding)
     g = jax.random.normal(jax.random.key(1), fun(x).shape).astype(dtype)
     eqn = equation(lambda x, g: jax.vjp(fun, x)[1](g), "select_and_scatter_add", x, g)
     (ours,) = jax.jit(lambda g, x: max_pool_gradient(eqn, g, x))(g, x)
@@ -48,7 +48,7 @@ def test_max_pool_gradient(size, window, stride, padding, dtype):
 @pytest.mark.parametrize("value", [-jnp.inf, jnp.nan])
 def test_windows_without_a_largest_value(value):
     x = jnp.ones((1, 3, 3, 1)).at[0, :2].set(value)
-    fun = lambda x: pool(x, 3, 2, "SAME")  # noqa: E731
+    fun = lambda x: pool(x, 3, 2, "SAME")
     g = jnp.arange(1.0, 5.0).reshape(1, 2, 2, 1)
     eqn = equation(lambda x, g: jax.vjp(fun, x)[1](g), "select_and_scatter_add", x, g)
     np.testing.assert_array_equal(max_pool_gradient(eqn, g, x)[0], eqn.primitive.bind(g, x, **eqn.params))
@@ -56,7 +56,7 @@ def test_windows_without_a_largest_value(value):
 
 def test_max_pool_gradient_takes_no_workspace():
     x = jnp.ones((4, 32, 32, 16))
-    fun = lambda x: pool(x, 2, 2, "VALID")  # noqa: E731
+    fun = lambda x: pool(x, 2, 2, "VALID")
     g = fun(x)
     eqn = equation(lambda x, g: jax.vjp(fun, x)[1](g), "select_and_scatter_add", x, g)
     ours = jax.jit(lambda g, x: max_pool_gradient(eqn, g, x)).lower(g, x).compile()

@@ -96,7 +96,7 @@ def mlp():
 
 
 def test_elementwise_work_belongs_to_the_kernel_that_reads_it(mlp):
-    _, nodes, graph = mlp
+    _, _, graph = mlp
     assert sum(name.startswith("dot_general") for name in graph.names) == 6 + 5 + 6  # forward, dX, dW
     assert graph.n <= 24
 
@@ -109,7 +109,7 @@ def test_a_recompute_is_executed_and_costs_what_it_should(mlp):
     again = Schedule(graph, [(reader, 0), (reader, 1)])
     compiled = CPU.compile(jex.jaxpr_as_fun(rewrite(program, nodes, again.statements, "cpu")), program.structs())
     extra = flops_of(compiled) - flops_of(plain)
-    assert extra == pytest.approx(graph.cost[0] + graph.cost[1], rel=0.02)
+    assert extra == pytest.approx(graph.cost[0] + graph.cost[1], rel=0.05)
 
 
 def test_the_compiled_peak_is_the_predicted_one(mlp):
@@ -138,7 +138,7 @@ def test_what_the_plan_frees_is_dead_in_the_printed_jaxpr(mlp):
                 continue
             # The value, renamed by barriers or not, is last read by the call the schedule frees it after.
             end = max(last[u] for u in renamings(jaxpr, v) if u in last)
-            freed_after = [k for k, other in zip(calls, schedule.lifetimes, strict=True) if other.start == life.end][0]
+            freed_after = next(k for k, o in zip(calls, schedule.lifetimes, strict=True) if o.start == life.end)
             assert end <= freed_after + 2, "at most a barrier, which holds nothing, follows"
 
 

@@ -30,7 +30,7 @@ x = jnp.linspace(0.0, 1.0, 12).reshape(3, 4)
 
 
 def test_calls_are_opened():
-    fun = lambda x: jax.jit(lambda y: jax.checkpoint(lambda z: jnp.sin(jax.nn.relu(z)))(y) + 1)(x)  # noqa: E731
+    fun = lambda x: jax.jit(lambda y: jax.checkpoint(lambda z: jnp.sin(jax.nn.relu(z)))(y) + 1)(x)
     assert not {"jit", "pjit", "checkpoint", "remat2"} & set(primitives(check_values(fun, x)))
 
 
