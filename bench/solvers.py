@@ -33,7 +33,7 @@ GENERATED = ("network500", "network1000", "layered500", "layered1000")
 
 
 def network(n: int, seed: int = 0) -> Graph:
-    """A training step of about n nodes: residual blocks of four layers, stages that halve the bytes, and the backward pass."""
+    """A training step of about n nodes: residual blocks of four layers, stages that halve bytes, and a backward pass."""
     rng = random.Random(seed)
     layers = (n - 1) // 2
     names, cost, memory, deps = [], [], [], []
@@ -143,7 +143,9 @@ def engines(options: argparse.Namespace) -> list[dict]:
                     built.mip.solve_cbc(options.time_limit, gap=0.02)
                     seconds.append(time.perf_counter() - start)
                     rows.append({"graph": name, "f": fraction, "columns": len(built.mip.cost), "seconds": seconds})
-                    print(f"{name:16} {fraction:5} {len(cuts):5} {len(built.mip.cost):8} {seconds[0]:8.2f} {seconds[1]:8.2f}")
+                    print(
+                        f"{name:16} {fraction:5} {len(cuts):5} {len(built.mip.cost):8} {seconds[0]:8.2f} {seconds[1]:8.2f}"
+                    )
                     if outcome.x is None:
                         break
                     profile = Profile(graph, built.pairs(outcome.x))

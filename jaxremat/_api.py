@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import numpy as np
 
@@ -146,7 +147,7 @@ def _budgeted(
     if solver not in SOLVERS:
         raise ValueError(f"solver: expected one of {', '.join(map(repr, SOLVERS))}, got {solver!r}")
     for name, value in (("time_limit", time_limit), ("gap", gap)):
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value:
+        if isinstance(value, bool) or not isinstance(value, Real) or not value >= 0:
             raise ValueError(f"{name}: expected a number >= 0, got {value!r}")
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"plan: expected a jaxremat.Plan, got {plan!r}; Plan.load(path) reads a saved one")
@@ -192,9 +193,7 @@ class _Ready:
     @functools.cached_property
     def traceable(self) -> Callable[..., Any]:
         """The rewritten program for arrays on other devices, and for tracers."""
-        fun = jex.jaxpr_as_fun(self.plan.jaxpr)
-        fun.__name__ = "rematerialized"
-        return jax.jit(fun, inline=True)
+        return jax.jit(jex.jaxpr_as_fun(self.plan.jaxpr), inline=True)
 
 
 def _elsewhere(value: Any) -> bool:

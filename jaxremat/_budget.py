@@ -14,7 +14,7 @@ _UNITS = {"": 1, "b": 1} | {
     for power, prefix in enumerate("kmgtp", start=1)
     for suffix, base in (("b", 1000), ("ib", 1024), ("", 1000))
 }
-_FORMS = "bytes as an int, a string such as '12GiB', '800MB' or '60%', a fraction of the plain peak in (0, 1], 'auto' or None"
+_FORMS = "bytes as an int, a string like '12GiB', '800MB' or '60%', a fraction in (0, 1] of the plain peak, 'auto', None"
 
 Budget = int | float | str | None
 
@@ -40,7 +40,9 @@ def budget_bytes(budget: Budget, plain_peak: int) -> int | None:
     if isinstance(budget, Integral):
         return _positive(int(budget), budget)
     if not 0 < budget <= 1:
-        raise ValueError(f"budget: a float is a fraction of the plain peak in (0, 1], got {budget!r}; write bytes as an int")
+        raise ValueError(
+            f"budget: a float is a fraction of the plain peak in (0, 1], got {budget!r}; write bytes as an int"
+        )
     return max(1, math.floor(float(budget) * plain_peak))
 
 

@@ -73,7 +73,7 @@ class _Flow:
         for k, eqn in enumerate(program.eqns):
             for v in dict.fromkeys(_variables(eqn)):
                 readers.setdefault(v, []).append(k)
-            producer |= {v: k for v in eqn.outvars}
+            producer |= dict.fromkeys(eqn.outvars, k)
         largest = max((bytes_of(v.aval) for eqn in program.eqns for v in eqn.outvars), default=0)
         results = frozenset(v for v in program.outvars if not is_literal(v) and v in producer)
         return cls(
@@ -107,7 +107,7 @@ def partition(program: Program) -> tuple[Node, ...]:
 
 def _primitives(eqn: Any) -> set[str]:
     """The primitives that an equation runs: its own, or those of its body where it is a call."""
-    bodies = [body for body in jex.jaxprs_in_params(eqn.params)] if eqn.primitive.name in _CALLS else []
+    bodies = list(jex.jaxprs_in_params(eqn.params)) if eqn.primitive.name in _CALLS else []
     if not bodies:
         return {eqn.primitive.name}
     return set().union(*(_primitives(inner) for body in bodies for inner in body.eqns))
@@ -183,9 +183,7 @@ def _only_reader(flow: _Flow, k: int) -> int | None:
     return readers[0]
 
 
-def _assign(
-    flow: _Flow, clones: frozenset[int], ends: dict[int, int], forced: set[int]
-) -> dict[int, list[int]]:
+def _assign(flow: _Flow, clones: frozenset[int], ends: dict[int, int], forced: set[int]) -> dict[int, list[int]]:
     """Give every equation to the kernels it is computed in: root -> its equations, in order."""
     anchors = set(ends.values()) | forced
     inside = {k for k, end in ends.items() if end != k}
@@ -255,7 +253,9 @@ def _nodes(flow: _Flow, members: dict[int, list[int]]) -> list[Node]:
     for root in sorted(members):
         eqns = tuple(flow.eqns[k] for k in members[root])
         outputs = tuple(v for v in flow.eqns[root].outvars if v in external)
-        label = next((e.primitive.name for e in eqns if e.primitive.name not in _LIGHT | _CALLS), eqns[-1].primitive.name)
+        label = next(
+            (e.primitive.name for e in eqns if e.primitive.name not in _LIGHT | _CALLS), eqns[-1].primitive.name
+        )
         nodes.append(Node(f"{label}_{root}", eqns, inputs[root], outputs, effects=any(e.effects for e in eqns)))
     return nodes
 

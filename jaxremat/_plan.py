@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jaxlib
 
 from jaxremat._errors import PlanMismatchError
 from jaxremat._graph import Graph
@@ -19,7 +20,7 @@ from jaxremat._schedule import Schedule
 from jaxremat._trace import Program
 
 _FORMAT = 1
-_GRAPH_FIELDS = ("names", "cost", "memory", "deps", "workspace", "constant", "recomputable")
+_GRAPH_FIELDS = ("names", "cost", "memory", "deps", "workspace", "constant", "recomputable", "backward")
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Plan:
             "pairs": self.schedule.pairs,
             "schedule": {name: getattr(self.schedule, name) for name in ("bound", "status", "solver")},
             "plan": {name: getattr(self, name) for name in _PLAN_FIELDS},
-            "versions": {"jax": jax.__version__, "jaxlib": jax.lib.__version__},
+            "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
         }
         path = Path(path)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -23,15 +23,16 @@ from jaxremat._schedule import Statement
 from jaxremat._stage import node_function
 from jaxremat._trace import Program, bytes_of, is_literal
 
-def rewrite(
-    program: Program, nodes: Sequence[Node], statements: Sequence[Statement], platform: str
-) -> jex.ClosedJaxpr:
+
+def rewrite(program: Program, nodes: Sequence[Node], statements: Sequence[Statement], platform: str) -> jex.ClosedJaxpr:
     """The jaxpr that computes `program` in the order of `statements`, for a platform ("cpu", "tpu", "cuda", ...)."""
+    results = {v for v in program.outvars if not is_literal(v)}
+    kept = [_keep_results(node, results) for node in nodes]
     emitter = _CallEmitter if platform == "cpu" else _InlineEmitter
 
     def run(*values: Any) -> list[Any]:
         env = dict(zip(program.invars, values, strict=True))
-        emit = emitter([node_function(node, platform) for node in nodes], nodes, env)
+        emit = emitter([node_function(node, platform) for node in nodes], kept, env)
         computed: set[int] = set()
         for statement in statements:
             if statement.kind == "compute":
@@ -42,8 +43,6 @@ def rewrite(
         return [a.val if is_literal(a) else env[a] for a in program.outvars]
 
     run.__name__ = run.__qualname__ = "rematerialized"
-    results = {v for v in program.outvars if not is_literal(v)}
-    nodes = [_keep_results(node, results) for node in nodes]
     return jax.make_jaxpr(run)(*program.structs())
 
 

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import numpy as np
 
@@ -50,7 +51,10 @@ class Call:
         for k, arg in enumerate(args):
             must += [k in differentiated or k - len(args) in differentiated] * len(jax.tree.leaves(arg))
         must += [False] * (len(leaves) - len(must))
-        traced = (is_array(x) or (_is_number(x) and (m or k not in kept)) for k, (x, m) in enumerate(zip(leaves, must, strict=True)))
+        traced = (
+            is_array(x) or (_is_number(x) and (m or k not in kept))
+            for k, (x, m) in enumerate(zip(leaves, must, strict=True))
+        )
         return cls(tuple(leaves), tuple(traced), tree)
 
     @property
@@ -65,7 +69,9 @@ class Call:
     def rebuild(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments again, with `arrays` for the traced leaves."""
         given = iter(arrays)
-        return jax.tree.unflatten(self.tree, [next(given) if t else x for x, t in zip(self.leaves, self.traced, strict=True)])
+        return jax.tree.unflatten(
+            self.tree, [next(given) if t else x for x, t in zip(self.leaves, self.traced, strict=True)]
+        )
 
     def key(self) -> Hashable | None:
         """Equal for calls that trace to the same program; None where a static leaf cannot be hashed."""

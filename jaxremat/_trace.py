@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import numpy as np
 

@@ -24,7 +24,9 @@ BINARY = [jnp.add, jnp.multiply, lambda a, b: a @ b / 8, lambda a, b: jnp.where(
 @st.composite
 def functions(draw):
     """A function of two 8 x 8 arrays that combines earlier values at random, and returns some of them."""
-    steps = draw(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 99), st.integers(0, 99)), min_size=2, max_size=9))
+    steps = draw(
+        st.lists(st.tuples(st.integers(0, 10), st.integers(0, 99), st.integers(0, 99)), min_size=2, max_size=9)
+    )
     outputs = draw(st.lists(st.integers(0, 99), min_size=1, max_size=3))
 
     def fun(a, b):

@@ -80,8 +80,11 @@ class Relaxation:
         for i in self._blocks[j]:
             if not again(j, i):
                 continue
-            readers = [placed.get(u, u if start < u * n + u < end else stage) for u in users[i]
-                       if u in placed or start < u * n + u < end or u == last]
+            readers = [
+                placed.get(u, u if start < u * n + u < end else stage)
+                for u in users[i]
+                if u in placed or start < u * n + u < end or u == last
+            ]
             if readers:
                 t = min(readers)
             elif i in needed:

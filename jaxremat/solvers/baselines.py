@@ -169,5 +169,3 @@ def articulation_points(graph: Graph, nodes: Iterable[int]) -> list[int]:
         if children > 1:
             points.add(root)
     return sorted(points)
-
-

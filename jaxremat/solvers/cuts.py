@@ -33,7 +33,9 @@ def cuts(graph: Graph, request: Request) -> Schedule | None:
     if graph.peak <= request.budget:
         return construct(graph, request.budget)
     with Highs() as highs:
-        search.offer(construct(graph, request.budget, seed=request.seed, deadline=request.start + request.time_limit / 4))
+        search.offer(
+            construct(graph, request.budget, seed=request.seed, deadline=request.start + request.time_limit / 4)
+        )
         generation = CutGeneration(search, highs)
         while not search.over and not generation.stuck:
             generation.submit()

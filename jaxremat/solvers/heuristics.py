@@ -113,7 +113,9 @@ class Candidates:
     least: np.ndarray
 
 
-def _candidates(profile: Profile, excess: np.ndarray, price: float, style: Style, rng: np.random.Generator) -> Candidates:
+def _candidates(
+    profile: Profile, excess: np.ndarray, price: float, style: Style, rng: np.random.Generator
+) -> Candidates:
     n, keys = profile.graph.n, np.array(profile.keys)
     key = keys[int(profile.memory.argmax())]
     node, start, end = profile.gaps()
@@ -188,7 +190,11 @@ def _closure(
             size = graph.memory[d]
             first, last = bisect_right(keys, end), bisect_left(keys, at)
             # Once a stage: what this stage has computed before can only be kept.
-            if first >= last or start // n == stage or int((memory[first:last] - ceiling[first:last]).max()) + size <= 0:
+            if (
+                first >= last
+                or start // n == stage
+                or int((memory[first:last] - ceiling[first:last]).max()) + size <= 0
+            ):
                 memory[first:last] += size
                 kept[d] = at
                 continue
@@ -292,9 +298,7 @@ def _runs(n: int) -> int:
     return max(3, min(24, 2000 // max(1, n)))
 
 
-def pruned(
-    graph: Graph, pairs: Iterable[tuple[int, int]], budget: int, deadline: float = math.inf
-) -> Schedule:
+def pruned(graph: Graph, pairs: Iterable[tuple[int, int]], budget: int, deadline: float = math.inf) -> Schedule:
     """The schedule of `pairs`, whose peak is within the budget, less what it can do without."""
     return Schedule(graph, tuple(prune_pairs(graph, pairs, budget, deadline)), solver="heuristic")
 

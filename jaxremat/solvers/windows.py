@@ -4,7 +4,6 @@ What is free is small enough to be solved in a moment where the whole is not, an
 once, which the neighbourhood search does not.
 """
 
-
 import numpy as np
 
 from .._schedule import Schedule
