@@ -1,6 +1,6 @@
 """Budgets against what is measured: plain, planned and compiled peak of each model at each budget.
 
-    python bench/fit.py --models vgg16 gpt --budgets 0.8 0.7 --json fit.json
+python bench/fit.py --models vgg16 gpt --budgets 0.8 0.7 --json fit.json
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def row(case: Case, budget: float, cost: str) -> dict[str, Any]:
 def line(row: dict[str, Any]) -> str:
     head = f"{row['model']:10} {row['budget']:6.2f} "
     if "minimum_bytes" in row:
-        return head + f"smallest that works: {row['minimum_bytes']:,} bytes ({row['operation']}), {row['seconds']:.0f} s"
+        return (
+            head + f"smallest that works: {row['minimum_bytes']:,} bytes ({row['operation']}), {row['seconds']:.0f} s"
+        )
     plain = row["plain_bytes"]
     shares = f"{row['predicted_bytes'] / plain:9.4f} {row['measured_bytes'] / plain:9.4f}"
     return head + f"{plain / 2**20:8.1f} {shares} {row['overhead']:9.4f} {row['gap']:8.4f} {row['seconds']:8.1f}"
@@ -52,7 +54,9 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["mlp", "vgg16", "unet", "gpt", "resnet50", "lstm"])
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=["mlp", "vgg16", "unet", "gpt", "resnet50", "lstm"]
+    )
     parser.add_argument("--budgets", nargs="+", type=float, default=[0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
     parser.add_argument("--cost", default="auto")
     parser.add_argument("--json", type=Path, help="write the rows here as well")

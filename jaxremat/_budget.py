@@ -14,7 +14,9 @@ _UNITS = {"": 1, "b": 1} | {
     for power, prefix in enumerate("kmgtp", start=1)
     for suffix, base in (("b", 1000), ("ib", 1024), ("", 1000))
 }
-_FORMS = "bytes as an int, a string like '12GiB', '800MB' or '60%', a fraction in (0, 1] of the plain peak, 'auto', None"
+_FORMS = (
+    "bytes as an int, a string like '12GiB', '800MB' or '60%', a fraction in (0, 1] of the plain peak, 'auto', None"
+)
 
 Budget = int | float | str | None
 

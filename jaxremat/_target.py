@@ -9,7 +9,9 @@ from typing import Any
 import jax
 
 # Options that save compile time where only memory is looked at. A version of XLA may not know them.
-_QUICK: dict[str, dict[str, Any]] = {"cpu": {"xla_backend_optimization_level": 0}}
+_QUICK: dict[str, dict[str, Any]] = {
+    "cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+}
 
 
 @dataclass(frozen=True)

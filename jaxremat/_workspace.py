@@ -7,7 +7,7 @@ so that XLA may reuse their memory as it will there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +22,9 @@ from jaxremat._trace import bytes_of, struct_of
 
 _THREADS = 2  # compilation runs outside Python's lock
 
+_Case = tuple[Target, str, tuple[tuple[bool, bool], ...], tuple[bool, ...]]
+_known: dict[_Case, int] = {}  # what this process has measured, for the next budget or model
+
 
 def workspaces(
     nodes: Sequence[Node], dying: Sequence[frozenset[Any]], held: frozenset[Any], target: Target
@@ -32,16 +35,18 @@ def workspaces(
     whatever the schedule: its arguments and results.
     """
     keys = [_case(node, dead, held, target) for node, dead in zip(nodes, dying, strict=True)]
-    first = {key: k for k, key in reversed(list(enumerate(keys)))}
+    missing = {key: k for k, key in reversed(list(enumerate(keys))) if key not in _known}
     with ThreadPoolExecutor(_THREADS) as pool:
-        measured = pool.map(lambda k: _measure(nodes[k], dying[k], held, target), first.values())
-        found = dict(zip(first, measured, strict=True))
-    return [found[key] for key in keys]
+        measured = pool.map(lambda k: _measure(nodes[k], dying[k], held, target), missing.values())
+        found = dict(zip(missing, measured, strict=True))
+    # A program that prints the address of a function is not known again by its text.
+    _known.update((key, size) for key, size in found.items() if " at 0x" not in key[1])
+    return [found[key] if key in found else _known[key] for key in keys]
 
 
-def _case(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Target) -> Hashable:
+def _case(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Target) -> _Case:
     inputs = tuple((v in held, v in dying) for v in node.inputs)
-    return node_key(node, target.platform), inputs, tuple(v in held for v in node.outputs)
+    return target, node_key(node, target.platform), inputs, tuple(v in held for v in node.outputs)
 
 
 def _measure(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Target) -> int:

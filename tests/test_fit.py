@@ -80,10 +80,14 @@ def reference(case: Case):
         return jax.jit(jax.value_and_grad(case.loss, has_aux=case.has_aux))(*args)
 
 
+def distance(a, b):
+    return float(np.abs(a - b).max() / (np.abs(b).max() + 1e-30))
+
+
 def error(result, exact):
     """The largest error of a leaf in units of that leaf's largest value."""
     pairs = zip(jax.tree.leaves(result), jax.tree.leaves(exact), strict=True)
-    return max(float(np.abs(np.asarray(a, np.float64) - b).max() / (np.abs(b).max() + 1e-30)) for a, b in pairs)
+    return max(distance(np.asarray(a, np.float64), np.asarray(b)) for a, b in pairs)
 
 
 @pytest.mark.parametrize(
