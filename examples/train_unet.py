@@ -139,7 +139,7 @@ def fraction_or_bytes(text: str) -> float | str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=fraction_or_bytes, default=0.6, help="0.6, 60%%, 200MiB (default: 0.6)")
-    parser.add_argument("--steps", type=positive, default=20, help="training steps (default: 20)")
+    parser.add_argument("--steps", type=positive, default=30, help="training steps (default: 30)")
     parser.add_argument("--batch", type=positive, default=8, help="images a step (default: 8)")
     parser.add_argument("--size", type=positive, default=96, help="pixels an edge, a multiple of 16 (default: 96)")
     parser.add_argument("--width", type=positive, default=16, help="channels of the first level (default: 16)")
@@ -159,7 +159,8 @@ def main() -> None:
     options = parse()
     data = batches(options.seed, options.steps, options.batch, options.size)
     model = UNet(options.width)
-    params = jax.jit(model.init)(jax.random.key(options.seed), data[0][0][:1])
+    key = jax.random.key(options.seed, impl="rbg")  # compiles in a quarter of the time that the default takes
+    params = jax.jit(model.init)(key, data[0][0][:1])
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(1e-3))
 
     def loss(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
