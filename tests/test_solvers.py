@@ -270,14 +270,14 @@ def test_the_incumbent_survives_the_solver(worker, tmp_path, monkeypatch, tight)
     script = tmp_path / "worker.py"
     script.write_text(worker)
     monkeypatch.setattr(_mip, "_WORKER", script)
-    schedule = solve(*tight, "milp", time_limit=1.0)
+    schedule = solve(*tight, "milp", time_limit=8.0)
     check(schedule, tight[1])
     assert schedule.status == "feasible"
 
 
 def test_no_python_to_start(monkeypatch, tight):
     monkeypatch.setattr(_mip.sys, "executable", "/nonexistent/python")
-    assert solve(*tight, "milp", time_limit=1.0).status == "feasible"
+    assert solve(*tight, "milp", time_limit=8.0).status == "feasible"
 
 
 def test_no_time_at_all(tight):

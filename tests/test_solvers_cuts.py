@@ -213,22 +213,22 @@ def test_the_incumbent_survives_the_solver(worker, solver, tmp_path, monkeypatch
     script.write_text(worker)
     monkeypatch.setattr(_highs, "_WORKER", script)
     start = time.monotonic()
-    schedule = solve(*tight, solver, time_limit=1.0)
-    assert time.monotonic() - start < 3.0
+    schedule = solve(*tight, solver, time_limit=6.0)
+    assert time.monotonic() - start < 20.0
     check(schedule, tight[1])
     assert schedule.status == "feasible"
 
 
 def test_no_python_to_start(monkeypatch, tight):
     monkeypatch.setattr(_highs.sys, "executable", "/nonexistent/python")
-    assert solve(*tight, time_limit=1.0).status == "feasible"
+    assert solve(*tight, time_limit=6.0).status == "feasible"
 
 
 def test_one_error_without_solver_and_incumbent(monkeypatch):
     monkeypatch.setattr(_highs.sys, "executable", "/nonexistent/python")
     graph = training_chain(8)
     with pytest.raises(BudgetError) as caught:
-        solve(graph, graph.floor, "cuts", time_limit=1.0)  # 38 computes, which the heuristic does not find
+        solve(graph, graph.floor, "cuts", time_limit=6.0)  # 38 computes, which the heuristic does not find
     assert not caught.value.proved
     assert caught.value.minimum_bytes > graph.floor
 
