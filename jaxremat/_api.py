@@ -17,10 +17,11 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxremat._budget import Budget, check_budget
+from jaxremat._captures import captures, same
 from jaxremat._cost import CostFunction, check_cost
 from jaxremat._fit import Fitted, Options, fit, follow
 from jaxremat._plan import Plan
-from jaxremat._signature import Call, Traced, captures, trace
+from jaxremat._signature import Call, Traced, trace
 from jaxremat._target import Target
 from jaxremat._trace import Program
 from jaxremat.solvers import SOLVERS
@@ -142,6 +143,8 @@ def _budgeted(
     progress: Progress,
 ) -> Callable[..., Any]:
     """Check the keywords, and give `transform(fun)` its budget."""
+    if not callable(fun):
+        raise TypeError(f"fun: expected a function, got {fun!r}")
     check_budget(budget)
     check_cost(cost)
     if solver not in SOLVERS:
@@ -151,6 +154,8 @@ def _budgeted(
             raise ValueError(f"{name}: expected a number >= 0, got {value!r}")
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"plan: expected a jaxremat.Plan, got {plan!r}; Plan.load(path) reads a saved one")
+    if not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(f"progress: expected True, False or a function of a message, got {progress!r}")
     Target.of(target)
     say = progress if callable(progress) else _print_progress if progress else None
     options = Options(budget, solver, cost, target, float(time_limit), float(gap), say)
@@ -167,8 +172,11 @@ def _wrapped(fun: Callable[..., Any], budgeted: _Budgeted) -> Callable[..., Any]
     def call(*args: Any, **kwargs: Any) -> Any:
         return budgeted(*args, **kwargs)
 
+    call.__doc__ = f"{getattr(fun, '__name__', 'A function')} within a memory budget, by jaxremat."
+
     if hasattr(fun, "__name__"):
-        functools.update_wrapper(call, fun, updated=())
+        assigned = [name for name in functools.WRAPPER_ASSIGNMENTS if getattr(fun, name, None) is not None]
+        functools.update_wrapper(call, fun, assigned, updated=())
     call.plan = budgeted.plan  # type: ignore[attr-defined]
     return call
 
@@ -223,24 +231,27 @@ class _Budgeted:
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if jax.config.jax_disable_jit:  # somebody is debugging the function, equation by equation
+            return self._transformed(*args, **kwargs)
         call, ready = self._ready(args, kwargs)
         return ready.run(call.arrays)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments, arrays or `jax.ShapeDtypeStruct`s. Nothing is run."""
-        return self._ready(args, kwargs)[1].plan
+        with jax.disable_jit(False):
+            return self._ready(args, kwargs)[1].plan
 
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, _Ready]:
         """What a call runs; traced and planned unless a call like it was before."""
         with self._lock:
             call = Call.of(args, kwargs, self._differentiated, self._static)
-            key, captured = call.key(), captures(self._fun)
+            key = call.key()
             ready = self._calls.get(key)
-            if ready is not None and _same(ready.captured, captured):
+            if ready is not None and same(ready.captured, captures(self._fun)):
                 return call, ready
             call, traced = self._trace(call, args, kwargs)
             fitted = self._fitted(traced.program)
-            ready = _Ready(traced, fitted.plan, fitted.compiled, captured)
+            ready = _Ready(traced, fitted.plan, fitted.compiled, captures(self._fun))
             key = call.key()
             if key is not None and not traced.leaks:
                 self._calls[key] = ready
@@ -269,7 +280,3 @@ class _Budgeted:
             planned = fit(program, self._options) if self._given is None else follow(program, self._given)
             self._plans[program.fingerprint] = planned
         return self._plans[program.fingerprint]
-
-
-def _same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))

@@ -28,6 +28,7 @@ from jaxremat._trace import Program
 from jaxremat.solvers import lowest_peak, solve
 
 _ROUNDS = 6
+_LAST_RESORT = 10.0  # seconds at least for the schedule of the lowest peak, however little time a solver was given
 _SLACK = 0.02  # of the budget left unused, above which a dearer plan than need be is suspected
 
 
@@ -71,7 +72,7 @@ def follow(program: Program, plan: Plan) -> Fitted:
         jaxpr = program.plain
     else:
         jaxpr = rewrite(program, partition(program), plan.schedule.statements, target.platform)
-    compiled = target.compile(jex.jaxpr_as_fun(jaxpr), program.structs())
+    compiled = target.compile(target.lower(jex.jaxpr_as_fun(jaxpr), program.structs()))
     return Fitted(replace(plan, rewritten=jaxpr, measured_peak_bytes=memory_of(compiled).peak), compiled)
 
 
@@ -100,7 +101,7 @@ class _Fit:
 
     def compile(self, jaxpr: jex.ClosedJaxpr) -> tuple[Any, Memory]:
         self.compiles += 1
-        compiled = self.target.compile(jex.jaxpr_as_fun(jaxpr), self.program.structs())
+        compiled = self.target.compile(self.target.lower(jex.jaxpr_as_fun(jaxpr), self.program.structs()))
         return compiled, memory_of(compiled)
 
     def fitted(self, schedule: Schedule, jaxpr: jex.ClosedJaxpr, compiled: Any, memory: Memory) -> Fitted:
@@ -163,7 +164,8 @@ class _Fit:
 
     def last_resort(self, graph: Graph) -> Fitted:
         """The schedule of the lowest peak, if it fits; else the error that names the peak it reaches."""
-        schedule = replace(lowest_peak(graph, self.options.time_limit), solver="lowest_peak")
+        seconds = max(_LAST_RESORT, self.options.time_limit)
+        schedule = replace(lowest_peak(graph, seconds), solver="lowest_peak")
         lowest = self.attempt(graph, schedule)
         if lowest.peak <= self.limit:
             return lowest
@@ -173,7 +175,7 @@ class _Fit:
         held = self.program.argument_bytes + self.program.output_bytes
         detail = f"arguments and outputs alone take {held:,}" if held > self.limit else f"{operation} sets it"
         raise BudgetError(
-            f"budget: nothing that fits {self.limit:,} bytes was found; the smallest budget that works is "
+            f"budget: nothing that fits {self.limit:,} bytes was found; the smallest budget found to work is "
             f"{reached:,} bytes ({detail}; the plain program takes {plain:,})",
             minimum_bytes=reached,
             operation=operation,

@@ -18,6 +18,8 @@ from ._trace import flatten
 
 __all__ = ["Graph"]
 
+_MOST_BYTES = 2**62  # what the solvers count in 64 bits
+
 
 @dataclass(frozen=True, init=False)
 class Graph:
@@ -66,7 +68,10 @@ class Graph:
         recomputable: Iterable[bool] | None = None,
         backward: Iterable[bool] | None = None,
     ):
-        names = tuple(str(name) for name in names)
+        try:
+            names = tuple(str(name) for name in names)
+        except TypeError:
+            raise ValueError(f"names: expected one name a node, got {names!r}") from None
         n = len(names)
         fields = {
             "names": names,
@@ -76,10 +81,13 @@ class Graph:
             "workspace": _per_node("workspace", [0] * n if workspace is None else workspace, n, _bytes),
             "constant": _bytes("constant", 0, constant),
             "recomputable": _per_node(
-                "recomputable", [True] * n if recomputable is None else recomputable, n, lambda _, __, x: bool(x)
+                "recomputable", [True] * n if recomputable is None else recomputable, n, _flag
             ),
-            "backward": None if backward is None else _per_node("backward", backward, n, lambda _, __, x: bool(x)),
+            "backward": None if backward is None else _per_node("backward", backward, n, _flag),
         }
+        total = sum(fields["memory"]) + sum(fields["workspace"]) + fields["constant"]
+        if total > _MOST_BYTES:
+            raise ValueError(f"memory: the nodes take {total:.3g} bytes together, expected at most {_MOST_BYTES:.3g}")
         for field, value in fields.items():
             object.__setattr__(self, field, value)
 
@@ -242,28 +250,40 @@ def _first_of(record: Mapping[str, Any], what: str, keys: tuple[str, ...]) -> An
 
 
 def _per_node(argument: str, values: Iterable[Any], n: int, convert: Any) -> tuple[Any, ...]:
-    values = tuple(values)
+    try:
+        values = tuple(values)
+    except TypeError:
+        raise ValueError(f"{argument}: expected one entry for each of the {n} names, got {values!r}") from None
     if len(values) != n:
         raise ValueError(f"{argument}: expected one entry for each of the {n} names, got {len(values)}")
     return tuple(convert(argument, k, value) for k, value in enumerate(values))
 
 
+def _flag(argument: str, k: int, value: Any) -> bool:
+    if value not in (True, False):
+        raise ValueError(f"{argument}: node {k} has {value!r}, expected True or False")
+    return bool(value)
+
+
 def _cost(argument: str, k: int, value: Any) -> float:
-    if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < 0:
         raise ValueError(f"{argument}: node {k} has {value!r}, expected a finite number >= 0")
     return float(value)
 
 
 def _bytes(argument: str, k: int, value: Any) -> int:
-    if not isinstance(value, Real) or not float(value).is_integer() or value < 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value).is_integer() or value < 0:
         where = argument if argument == "constant" else f"{argument}: node {k}"
         raise ValueError(f"{where} has {value!r}, expected a whole number of bytes >= 0")
     return int(value)  # type: ignore[call-overload]
 
 
 def _deps(argument: str, k: int, value: Iterable[Any]) -> tuple[int, ...]:
-    deps = set(value)
+    try:
+        deps = set(value)
+    except TypeError:
+        raise ValueError(f"{argument}: node {k} has {value!r}, expected a list of the nodes it reads") from None
     for i in deps:
-        if not isinstance(i, Integral) or not 0 <= int(i) < k:
+        if isinstance(i, bool) or not isinstance(i, Integral) or not 0 <= int(i) < k:
             raise ValueError(f"{argument}: node {k} depends on {i!r}, expected an index below {k}")
     return tuple(sorted(int(i) for i in deps))

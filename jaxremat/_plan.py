@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,21 @@ from jaxremat._schedule import Schedule
 from jaxremat._trace import Program
 
 _FORMAT = 1
-_GRAPH_FIELDS = ("names", "cost", "memory", "deps", "workspace", "constant", "recomputable", "backward")
+_MAYBE = type(None)
+_PARTS: dict[str, dict[str, tuple[type, ...]]] = {  # what a saved plan holds, and of which types
+    "graph": dict.fromkeys(("names", "cost", "memory", "deps", "workspace", "recomputable"), (list,))
+    | {"constant": (int,), "backward": (list, _MAYBE)},
+    "schedule": {"bound": (int, float), "status": (str,), "solver": (str,)},
+    "plan": {
+        "budget_bytes": (int, _MAYBE),
+        "plain_peak_bytes": (int,),
+        "predicted_peak_bytes": (int,),
+        "measured_peak_bytes": (int, _MAYBE),
+        "target": (str,),
+        "fingerprint": (str,),
+        "compiles": (int,),
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -111,34 +125,44 @@ class Plan:
         """Write the plan to `path` as JSON, whole or not at all. The jaxpr is not part of it."""
         record = {
             "jaxremat_plan": _FORMAT,
-            "graph": {name: getattr(self.graph, name) for name in _GRAPH_FIELDS},
+            "graph": {name: getattr(self.graph, name) for name in _PARTS["graph"]},
             "pairs": self.schedule.pairs,
-            "schedule": {name: getattr(self.schedule, name) for name in ("bound", "status", "solver")},
-            "plan": {name: getattr(self, name) for name in _PLAN_FIELDS},
+            "schedule": {name: getattr(self.schedule, name) for name in _PARTS["schedule"]},
+            "plan": {name: getattr(self, name) for name in _PARTS["plan"]},
             "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
         }
         path = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(record, file)
+            temporary.write_text(json.dumps(record), encoding="utf-8")
             os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+        finally:
+            temporary.unlink(missing_ok=True)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """Read what `save` wrote. Raises `ValueError` if the file is no plan."""
+        text = Path(path).read_bytes()
         try:
-            record = json.loads(Path(path).read_text(encoding="utf-8"))
-            if record["jaxremat_plan"] != _FORMAT:
-                raise ValueError(f"its format is {record['jaxremat_plan']!r}, this version reads {_FORMAT}")
-            graph = Graph(**record["graph"])
-            schedule = Schedule(graph, pairs=tuple(map(tuple, record["pairs"])), **record["schedule"])
-            return Plan(graph, schedule, **record["plan"])
-        except (ValueError, KeyError, TypeError) as error:
+            return Plan._read(json.loads(text))
+        except (ValueError, TypeError) as error:
             raise ValueError(f"path: {os.fspath(path)!r} is not a saved plan: {error}") from error
+
+    @staticmethod
+    def _read(record: Any) -> Plan:
+        if not isinstance(record, dict) or "jaxremat_plan" not in record:
+            raise ValueError("it has no key 'jaxremat_plan'")
+        if record["jaxremat_plan"] != _FORMAT:
+            raise ValueError(f"its format is {record['jaxremat_plan']!r}, this version reads {_FORMAT}")
+        parts = {part: _checked_part(record, part, fields) for part, fields in _PARTS.items()}
+        pairs = record.get("pairs")
+        if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
+            raise ValueError("'pairs' is not a list of pairs")
+        graph = Graph(**parts["graph"])
+        schedule = Schedule(graph, pairs=tuple((t, i) for t, i in pairs), **parts["schedule"])
+        return Plan(graph, schedule, **parts["plan"])
 
     def check(self, program: Program) -> None:
         """Raise `PlanMismatchError` unless the plan was made for `program`."""
@@ -149,15 +173,14 @@ class Plan:
             )
 
 
-_PLAN_FIELDS = (
-    "budget_bytes",
-    "plain_peak_bytes",
-    "predicted_peak_bytes",
-    "measured_peak_bytes",
-    "target",
-    "fingerprint",
-    "compiles",
-)
+def _checked_part(record: dict[str, Any], part: str, fields: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+    values = record.get(part)
+    if not isinstance(values, dict) or set(values) != set(fields):
+        raise ValueError(f"{part!r} does not hold {', '.join(map(repr, fields))}")
+    for name, types in fields.items():
+        if not isinstance(values[name], types) or isinstance(values[name], bool):
+            raise ValueError(f"{name!r} in {part!r} has the value {values[name]!r}")
+    return values
 
 
 def _bytes(value: Any) -> str:

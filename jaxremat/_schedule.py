@@ -82,6 +82,8 @@ class Schedule:
     solver: str = ""
 
     def __post_init__(self):
+        if self.status not in ("optimal", "feasible"):
+            raise ValueError(f"status: expected 'optimal' or 'feasible', got {self.status!r}")
         pairs = tuple(sorted({(int(t), int(i)) for t, i in self.pairs}))
         for t, i in pairs:
             if not 0 <= i < t < self.graph.n:

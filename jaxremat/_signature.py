@@ -7,8 +7,6 @@ a new plan; a function that needs their value (as a shape, in an `if`) gets it.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -120,32 +118,6 @@ def trace(fun: Callable[..., Any], call: Call) -> Traced:
     closed: jex.ClosedJaxpr = jax.make_jaxpr(flat)(*call.arrays)
     tree, static = seen[-1]
     return Traced(flatten(closed), tuple(closed.consts), tree, static)
-
-
-def captures(fun: Callable[..., Any]) -> tuple[Any, ...]:
-    """The objects that `fun` refers to by name outside its arguments: what its closure and its globals hold now."""
-    held: list[Any] = []
-    while isinstance(fun, functools.partial):
-        held += [*fun.args, *fun.keywords.values()]
-        fun = fun.func
-    if inspect.ismethod(fun):
-        held.append(fun.__self__)
-    fun = getattr(fun, "__func__", fun)
-    code = getattr(fun, "__code__", None)
-    if code is not None:
-        cells = getattr(fun, "__closure__", None) or ()
-        held += [cell.cell_contents for cell in cells if _filled(cell)]
-        space = getattr(fun, "__globals__", {})
-        held += [space[name] for name in code.co_names if name in space]
-    return tuple(held)
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
 
 
 def is_array(x: Any) -> bool:

@@ -50,24 +50,27 @@ class Target:
         if not isinstance(target, str):
             raise TypeError(f"target: expected None or a name such as 'cpu', got {target!r}")
         if target not in {"cpu", here}:
-            raise ValueError(f"target: cannot compile for {target!r} here; use None, 'cpu' or {here!r}")
+            known = " or ".join(map(repr, sorted({"cpu", here})))
+            raise ValueError(f"target: cannot compile for {target!r} here; use None or {known}")
         return cls(target, target)
 
-    def compile(self, fun: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct], quick: bool = False) -> Any:
-        """`fun` compiled for this target, as `jax.jit(fun).lower(...).compile()`.
+    def lower(self, fun: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]) -> Any:
+        """`fun` lowered for this target, as `jax.jit(fun).lower(...)`, under the settings of the calling thread."""
+        with jax.default_device(jax.local_devices(backend=self.platform)[0]):
+            return jax.jit(fun, keep_unused=True).lower(*structs)
+
+    def compile(self, lowered: Any, quick: bool = False) -> Any:
+        """What `lower` gave, compiled; may run on any thread.
 
         With `quick` its machine code is not optimised, which changes nothing about its memory.
         """
-        device = jax.local_devices(backend=self.platform)[0]
-        with jax.default_device(device):
-            lowered = jax.jit(fun, keep_unused=True).lower(*structs)
-            options = _QUICK.get(self.platform) if quick else None
-            try:
-                return lowered.compile(compiler_options=options)
-            except jax.errors.JaxRuntimeError as error:
-                if options is None or "No such compile option" not in str(error):
-                    raise
-                return lowered.compile()
+        options = _QUICK.get(self.platform) if quick else None
+        try:
+            return lowered.compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:
+            if options is None or "No such compile option" not in str(error):
+                raise
+            return lowered.compile()
 
 
 def memory_of(compiled: Any) -> Memory:

@@ -36,8 +36,10 @@ def workspaces(
     """
     keys = [_case(node, dead, held, target) for node, dead in zip(nodes, dying, strict=True)]
     missing = {key: k for k, key in reversed(list(enumerate(keys))) if key not in _known}
+    # The settings of JAX that a program is lowered under are those of this thread.
+    programs = [_program(nodes[k], dying[k], held, target) for k in missing.values()]
     with ThreadPoolExecutor(_THREADS) as pool:
-        measured = pool.map(lambda k: _measure(nodes[k], dying[k], held, target), missing.values())
+        measured = pool.map(lambda program: _measure(target, *program), programs)
         found = dict(zip(missing, measured, strict=True))
     # A program that prints the address of a function is not known again by its text.
     _known.update((key, size) for key, size in found.items() if " at 0x" not in key[1])
@@ -49,9 +51,14 @@ def _case(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Targe
     return target, node_key(node, target.platform), inputs, tuple(v in held for v in node.outputs)
 
 
-def _measure(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Target) -> int:
+def _measure(target: Target, lowered: Any, alive: int) -> int:
+    return 0 if lowered is None else max(0, memory_of(target.compile(lowered, quick=True)).temporaries - alive)
+
+
+def _program(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Target) -> tuple[Any, int]:
+    """The node and what surrounds it, lowered; and the bytes of inputs and outputs among its temporaries."""
     if node.effects:
-        return 0
+        return None, 0
     stage = jax.jit(node_function(node, target.platform))
     given = [v for v in node.inputs if v in held or not _fillable(v.aval)]
 
@@ -68,9 +75,8 @@ def _measure(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Ta
         return [*results, *read]
 
     structs = [jax.ShapeDtypeStruct((), jnp.int32), *(struct_of(v.aval) for v in given)]
-    temporaries = memory_of(target.compile(surrounded, structs, quick=True)).temporaries
     alive = [v for v in node.inputs if v not in given] + [v for v in node.outputs if v not in held]
-    return max(0, temporaries - sum(bytes_of(v.aval) for v in alive))
+    return target.lower(surrounded, structs), sum(bytes_of(v.aval) for v in alive)
 
 
 def _fillable(aval: Any) -> bool:

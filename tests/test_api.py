@@ -130,6 +130,53 @@ def test_closure_over_an_array(ws, x):
     assert not consts, "closed-over arrays are arguments of the program, not part of it"
 
 
+class _Scaled:
+    def __init__(self):
+        self.factor = 2.0
+
+    def loss(self, w):
+        return jnp.sum(jnp.tanh(w) * self.factor)
+
+
+_settings = {"factor": 2.0}
+
+
+def _helper(w):
+    return jnp.sum(jnp.tanh(w)) * _settings["factor"]
+
+
+def test_values_that_helpers_and_objects_hold_are_seen_when_replaced(monkeypatch):
+    w, scaled = jnp.ones(3), _Scaled()
+    by_method = jaxremat.grad(scaled.loss, budget=1.0)
+    by_helper = jaxremat.grad(lambda w: _helper(w), budget=1.0)
+    before = by_method(w), by_helper(w)
+    scaled.factor = 6.0
+    monkeypatch.setitem(_settings, "factor", 6.0)
+    np.testing.assert_allclose(by_method(w), 3 * before[0], rtol=1e-6)
+    np.testing.assert_allclose(by_helper(w), 3 * before[1], rtol=1e-6)
+
+
+def test_without_jit_the_function_runs_as_it_is(ws, x):
+    ours = jaxremat.grad(chain, budget=0.7)
+    with jax.disable_jit():
+        same(ours(ws, x), jax.grad(chain)(ws, x))
+        assert ours.plan(ws, x).measured_peak_bytes <= ours.plan(ws, x).budget_bytes
+
+
+def test_planning_in_64_bits_of_one_context():
+    with jax.enable_x64(True):
+        ws, x = [jnp.eye(32, dtype=jnp.float64) * 0.9] * 6, jnp.ones((512, 32), jnp.float64)
+        ours = jaxremat.grad(chain, budget=0.8)
+        same(ours(ws, x), jax.grad(chain)(ws, x))
+        assert ours.plan(ws, x).schedule.solver != "plain"
+
+
+@pytest.mark.parametrize("fun", [None, 3])
+def test_what_is_no_function_is_told_at_once(fun):
+    with pytest.raises(TypeError, match="^fun: expected a function"):
+        jaxremat.remat(fun)
+
+
 def test_closed_over_value_that_is_replaced_is_seen(ws, x):
     batch = x
 

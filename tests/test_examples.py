@@ -39,7 +39,7 @@ def test_the_unet_trains_within_its_budget():
 
 def test_what_cannot_fit_is_told_and_nothing_is_trained():
     message = run("train_unet", *SMALL, "--budget", "100KB", code=1)
-    assert "smallest budget that works" in message
+    assert "smallest budget found to work" in message
     assert "Traceback" not in message
 
 

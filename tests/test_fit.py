@@ -40,7 +40,7 @@ def test_the_mlp_fits_and_pays_no_more_than_a_forward_pass(mlp, budget):
 
 
 def test_what_does_not_fit_is_told_with_a_budget_that_works(mlp):
-    with pytest.raises(jaxremat.BudgetError, match="smallest budget that works") as caught:
+    with pytest.raises(jaxremat.BudgetError, match="smallest budget found to work") as caught:
         jaxremat.value_and_grad(mlp.loss, budget=0.2).plan(*mlp.args)
     error = caught.value
     assert f"{error.minimum_bytes:,}" in str(error)

@@ -88,6 +88,12 @@ def solve(
     >>> solve(chain, budget=12).overhead
     1.0
     """
+    if not isinstance(graph, Graph):
+        raise TypeError(f"graph: expected a jaxremat.Graph, got {graph!r}")
+    if isinstance(enough, bool) or not isinstance(enough, Real) or math.isnan(enough):
+        raise ValueError(f"enough: expected a number, got {enough!r}")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress: expected a function of a schedule, got {progress!r}")
     request = Request(
         _checked_budget(budget, graph),
         _checked("time_limit", time_limit, math.inf),

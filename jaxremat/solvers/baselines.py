@@ -86,7 +86,7 @@ def griewank(graph: Graph, request: Request) -> Schedule:
         readers = [u for u in graph.users[i] if u >= len(path)]
         if readers:
             read[p] = readers[0]
-    tried = (Schedule(graph, tuple(revolve(len(path), read, slots))) for slots in range(1, len(path) + 1))
+    tried = (Schedule(graph, tuple(revolve(len(path), read, slots))) for slots in range(1, max(2, len(path) + 1)))
     return _best(tried, request)
 
 
