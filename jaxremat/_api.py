@@ -231,7 +231,7 @@ class _Budgeted:
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit:  # somebody is debugging the function, equation by equation
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]  # for debugging
             return self._transformed(*args, **kwargs)
         call, ready = self._ready(args, kwargs)
         return ready.run(call.arrays)

@@ -113,3 +113,18 @@ def test_random_graphs_are_sorted(name):
         pytest.skip("the folder of shared graphs is not here")
     assert g.n == int(name.removeprefix("random_n"))
     assert all(i < k for k, deps in enumerate(g.deps) for i in deps)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("deps", [[], 0]), ("deps", [[], [False]]), ("cost", None), ("cost", [True, 1]), ("recomputable", "ab")],
+)
+def test_what_is_no_field_of_a_graph_is_named(argument, value):
+    fields = {"names": "ab", "cost": [1, 1], "memory": [1, 1], "deps": [[], [0]]} | {argument: value}
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        Graph(**fields)
+
+
+def test_more_bytes_than_solvers_count():
+    with pytest.raises(ValueError, match="^memory: "):
+        Graph("ab", [1, 1], [2**62, 2**62], [[], [0]])

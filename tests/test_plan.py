@@ -1,6 +1,7 @@
 """Plans: what they say, saved and loaded, used again, and refused where they do not belong."""
 
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -135,3 +136,37 @@ def test_saving_where_nothing_can_be_written_leaves_nothing(plan, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
     with pytest.raises(FileNotFoundError):
         plan.save(tmp_path / "nowhere" / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("schedule", "status", -5),
+        ("schedule", "solver", []),
+        ("plan", "measured_peak_bytes", "abc"),
+        ("plan", "compiles", None),
+        ("graph", "names", "abc"),
+    ],
+)
+def test_a_changed_file_is_no_plan(tmp_path, part, name, value):
+    path = tmp_path / "plan.json"
+    jaxremat.grad(lambda w: jnp.sum(jnp.tanh(w)), budget=1.0).plan(jnp.ones(3)).save(path)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
+    record = json.loads(path.read_text())
+    record[part][name] = value
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=f"'{name}' in '{part}'"):
+        jaxremat.Plan.load(path)
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path):
+    plan = jaxremat.grad(lambda w: jnp.sum(jnp.tanh(w)), budget=1.0).plan(jnp.ones(3))
+    with pytest.raises(FileNotFoundError, match="missing/plan.json'"):
+        plan.save(tmp_path / "missing" / "plan.json")
+    assert list(tmp_path.iterdir()) == []

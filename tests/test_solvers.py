@@ -291,3 +291,19 @@ def test_large_graphs_take_about_a_second():
     graph = random_graph(random.Random(6), 1000, density=0.003, extras=False)
     schedule = solve(graph, graph.budget_at(0.8), time_limit=20.0)
     check(schedule, graph.budget_at(0.8))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_nothing_to_compute(solver):
+    assert solve(Graph([], [], [], []), None, solver).cost == 0
+
+
+@pytest.mark.parametrize(("argument", "value"), [("enough", math.nan), ("progress", 3)])
+def test_bad_options_are_named(argument, value):
+    with pytest.raises((TypeError, ValueError), match=f"^{argument}: "):
+        solve(Graph("a", [1], [1], [[]]), 12, **{argument: value})
+
+
+def test_what_is_no_graph_is_named():
+    with pytest.raises(TypeError, match="^graph: "):
+        solve(None, 12)
