@@ -72,7 +72,7 @@ def follow(program: Program, plan: Plan) -> Fitted:
         jaxpr = program.plain
     else:
         jaxpr = rewrite(program, partition(program), plan.schedule.statements, target.platform)
-    compiled = target.compile(target.lower(jex.jaxpr_as_fun(jaxpr), program.structs()))
+    compiled = target.compile(jex.jaxpr_as_fun(jaxpr), program.structs())
     return Fitted(replace(plan, rewritten=jaxpr, measured_peak_bytes=memory_of(compiled).peak), compiled)
 
 
@@ -101,7 +101,7 @@ class _Fit:
 
     def compile(self, jaxpr: jex.ClosedJaxpr) -> tuple[Any, Memory]:
         self.compiles += 1
-        compiled = self.target.compile(self.target.lower(jex.jaxpr_as_fun(jaxpr), self.program.structs()))
+        compiled = self.target.compile(jex.jaxpr_as_fun(jaxpr), self.program.structs())
         return compiled, memory_of(compiled)
 
     def fitted(self, schedule: Schedule, jaxpr: jex.ClosedJaxpr, compiled: Any, memory: Memory) -> Fitted:

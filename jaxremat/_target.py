@@ -59,7 +59,11 @@ class Target:
         with jax.default_device(jax.local_devices(backend=self.platform)[0]):
             return jax.jit(fun, keep_unused=True).lower(*structs)
 
-    def compile(self, lowered: Any, quick: bool = False) -> Any:
+    def compile(self, fun: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]) -> Any:
+        """`fun` compiled for this target, as `jax.jit(fun).lower(...).compile()`."""
+        return self.finish(self.lower(fun, structs))
+
+    def finish(self, lowered: Any, quick: bool = False) -> Any:
         """What `lower` gave, compiled; may run on any thread.
 
         With `quick` its machine code is not optimised, which changes nothing about its memory.

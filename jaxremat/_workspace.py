@@ -52,7 +52,7 @@ def _case(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Targe
 
 
 def _measure(target: Target, lowered: Any, alive: int) -> int:
-    return 0 if lowered is None else max(0, memory_of(target.compile(lowered, quick=True)).temporaries - alive)
+    return 0 if lowered is None else max(0, memory_of(target.finish(lowered, quick=True)).temporaries - alive)
 
 
 def _program(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Target) -> tuple[Any, int]:
