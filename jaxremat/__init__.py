@@ -1,6 +1,7 @@
 """Training steps that fit a memory budget: optimal rematerialization, measured on the compiled program."""
 
 from jaxremat._api import grad, remat, value_and_grad
+from jaxremat._batch import LargestBatch, max_batch_size
 from jaxremat._errors import BudgetError, PlanMismatchError
 from jaxremat._graph import Graph
 from jaxremat._plan import Plan
@@ -11,6 +12,7 @@ __all__ = [
     "SOLVERS",
     "BudgetError",
     "Graph",
+    "LargestBatch",
     "Lifetime",
     "Plan",
     "PlanMismatchError",
@@ -18,6 +20,7 @@ __all__ = [
     "Statement",
     "grad",
     "lowest_peak",
+    "max_batch_size",
     "remat",
     "simulate",
     "solve",

@@ -145,6 +145,22 @@ def _budgeted(
     """Check the keywords, and give `transform(fun)` its budget."""
     if not callable(fun):
         raise TypeError(f"fun: expected a function, got {fun!r}")
+    options = checked_options(budget, solver, cost, target, time_limit, gap, progress)
+    if plan is not None and not isinstance(plan, Plan):
+        raise TypeError(f"plan: expected a jaxremat.Plan, got {plan!r}; Plan.load(path) reads a saved one")
+    return _wrapped(fun, _Budgeted(fun, transform, argnums, options, plan))
+
+
+def checked_options(
+    budget: Budget,
+    solver: str,
+    cost: str | CostFunction,
+    target: str | None,
+    time_limit: float,
+    gap: float,
+    progress: Progress,
+) -> Options:
+    """The keywords that all functions share; raises `TypeError` or `ValueError` naming the one that is wrong."""
     check_budget(budget)
     check_cost(cost)
     if solver not in SOLVERS:
@@ -152,14 +168,11 @@ def _budgeted(
     for name, value in (("time_limit", time_limit), ("gap", gap)):
         if isinstance(value, bool) or not isinstance(value, Real) or not value >= 0:
             raise ValueError(f"{name}: expected a number >= 0, got {value!r}")
-    if plan is not None and not isinstance(plan, Plan):
-        raise TypeError(f"plan: expected a jaxremat.Plan, got {plan!r}; Plan.load(path) reads a saved one")
     if not isinstance(progress, bool) and not callable(progress):
         raise TypeError(f"progress: expected True, False or a function of a message, got {progress!r}")
     Target.of(target)
     say = progress if callable(progress) else _print_progress if progress else None
-    options = Options(budget, solver, cost, target, float(time_limit), float(gap), say)
-    return _wrapped(fun, _Budgeted(fun, transform, argnums, options, plan))
+    return Options(budget, solver, cost, target, float(time_limit), float(gap), say)
 
 
 def _print_progress(message: str) -> None:
@@ -178,6 +191,7 @@ def _wrapped(fun: Callable[..., Any], budgeted: _Budgeted) -> Callable[..., Any]
         assigned = [name for name in functools.WRAPPER_ASSIGNMENTS if getattr(fun, name, None) is not None]
         functools.update_wrapper(call, fun, assigned, updated=())
     call.plan = budgeted.plan  # type: ignore[attr-defined]
+    call.unbudgeted = budgeted.unbudgeted  # type: ignore[attr-defined]
     return call
 
 
@@ -222,7 +236,7 @@ class _Budgeted:
         options: Options,
         plan: Plan | None,
     ):
-        self._fun, self._transformed = fun, transform(fun)
+        self._fun, self.unbudgeted = fun, transform(fun)
         self._differentiated = frozenset(np.ravel(argnums).tolist())
         self._options, self._given = options, plan
         self._calls: dict[Hashable, _Ready] = {}
@@ -232,7 +246,7 @@ class _Budgeted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]  # for debugging
-            return self._transformed(*args, **kwargs)
+            return self.unbudgeted(*args, **kwargs)
         call, ready = self._ready(args, kwargs)
         return ready.run(call.arrays)
 
@@ -260,17 +274,17 @@ class _Budgeted:
     def _trace(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, Traced]:
         """Trace the call; where that fails, with the values of those Python numbers that the function needs."""
         try:
-            return call, trace(self._transformed, call)
+            return call, trace(self.unbudgeted, call)
         except Exception:
             if not call.numbers:
                 raise
         needed = frozenset(call.numbers)
         call = Call.of(args, kwargs, self._differentiated, {call.tree: needed})
-        traced = trace(self._transformed, call)
+        traced = trace(self.unbudgeted, call)
         for number in sorted(needed):
             fewer = Call.of(args, kwargs, self._differentiated, {call.tree: needed - {number}})
             with contextlib.suppress(Exception):
-                call, traced, needed = fewer, trace(self._transformed, fewer), needed - {number}
+                call, traced, needed = fewer, trace(self.unbudgeted, fewer), needed - {number}
         self._static[call.tree] = needed
         return call, traced
 

@@ -1,84 +1,152 @@
 """The largest batch that trains within a budget, eq. (10) of the Checkmate paper.
 
 The paper makes the batch size a variable of the program, which makes its memory constraints quadratic. Here the batch is
-searched for: each candidate is one question to a solver, which may stop at any schedule that is cheap enough.
+searched for: each candidate is a graph to schedule, or a function to plan, compile and measure.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from numbers import Integral
-from typing import TypeVar
+from dataclasses import replace
+from functools import partial
+from numbers import Integral, Real
+from typing import Any, TypeVar
 
-from ._errors import BudgetError
-from ._graph import Graph
-from ._schedule import Schedule
-from .solvers import solve
-
-__all__ = ["LargestBatch", "largest", "largest_batch", "scaled"]
+from jaxremat._api import checked_options
+from jaxremat._budget import Budget, budget_bytes
+from jaxremat._cost import CostFunction
+from jaxremat._errors import BudgetError
+from jaxremat._fit import Options, fit
+from jaxremat._graph import Graph
+from jaxremat._plan import Plan
+from jaxremat._schedule import Schedule
+from jaxremat._signature import Call, trace
+from jaxremat.solvers import solve
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class LargestBatch:
-    """The answer: the batch size, its schedule, and the smallest batch that was tried and failed (None: none failed)."""
+class LargestBatch(int):
+    """A batch size, an int, and how it was found.
 
-    batch: int
+    - `schedule`: its schedule. `plan`: its plan; None for a plain graph.
+    - `failed`: the smallest batch that was tried and failed; None if none failed.
+    """
+
     schedule: Schedule
+    plan: Plan | None
     failed: int | None
 
+    def __new__(cls, batch: int, schedule: Schedule, plan: Plan | None, failed: int | None) -> LargestBatch:
+        self = super().__new__(cls, batch)
+        self.schedule, self.plan, self.failed = schedule, plan, failed
+        return self
 
-def largest_batch(
-    graph_at: Callable[[int], Graph],
-    budget: int,
+
+def max_batch_size(
+    make_args: Callable[[int], Any],
+    fun: Callable[..., Any] | None = None,
     *,
+    budget: Budget,
     extra_passes: float = 1.0,
+    most: int = 2**20,
     solver: str = "auto",
+    cost: str | CostFunction = "auto",
+    target: str | None = None,
     time_limit: float = 60.0,
     gap: float = 1e-4,
-    most: int = 2**20,
+    progress: bool | Callable[[str], None] = False,
 ) -> LargestBatch:
-    """The largest batch whose graph has a schedule within `budget` that costs at most so many forward passes more.
+    """The largest batch whose plan fits the budget and costs at most so many forward passes more, eq. (10) of Checkmate.
 
     **Arguments:**
 
-    - `graph_at`: the graph at a batch size. Bytes must not fall as the batch grows.
-    - `budget`: bytes.
-    - `extra_passes`: how many times the cost of the forward nodes (`Graph.forward`) a schedule may cost above computing
+    - `make_args`: from a batch size to the tuple of arguments of `fun`, arrays or `jax.ShapeDtypeStruct`s. Without
+        `fun`, to a `Graph`, for example `graph.scaled`. Memory must not fall as the batch grows.
+    - `fun`: what is to run: a function as for `jaxremat.remat`, such as `jax.value_and_grad(loss)` or a training step,
+        or what `jaxremat.grad`, `value_and_grad` or `remat` returned, whose own keywords are then not looked at.
+    - `budget`: bytes, as an int, a string such as `"12GiB"`, or `"auto"` for what the device has free.
+    - `extra_passes`: how many times the cost of the forward pass (`Graph.forward`) a plan may cost above computing
         everything once. 1.0 is the right-hand side of eq. (10).
-    - `solver`, `time_limit`, `gap`: as in `solve`, for each batch size tried.
     - `most`: the largest batch to try.
+    - `solver`, `cost`, `target`, `time_limit`, `gap`, `progress`: as in `jaxremat.grad`, for each batch size tried.
 
-    **Returns:** a `LargestBatch`. If a solver finds no schedule within its time, a larger batch may exist.
+    **Returns:** the batch size, a `LargestBatch`: an int with `.plan` and `.schedule`. Where a solver finds nothing
+    within its time, a larger batch may exist.
 
-    **Raises:** `BudgetError` if not even a batch of 1 fits at that cost.
+    **Raises:** `BudgetError` if not even a batch of 1 fits at that cost; `TypeError` or `ValueError` naming an argument
+    that is wrong. What `make_args` and `fun` raise passes through.
 
     >>> item = Graph("abcd", cost=[1, 1, 1, 1], memory=[4, 4, 4, 4], deps=[[], [0], [1], [0, 2]])
-    >>> largest_batch(lambda batch: scaled(item, batch, fixed=10), budget=100).batch
+    >>> max_batch_size(lambda batch: item.scaled(batch, fixed=10), budget=100)
     7
     """
+    for name, value in (("make_args", make_args), ("fun", fun)):
+        if not callable(value) and (name, value) != ("fun", None):
+            raise TypeError(f"{name}: expected a function, got {value!r}")
     if isinstance(most, bool) or not isinstance(most, Integral) or most < 1:
         raise ValueError(f"most: expected a whole number >= 1, got {most!r}")
-    if not extra_passes >= 0:
+    if isinstance(extra_passes, bool) or not isinstance(extra_passes, Real) or not extra_passes >= 0:
         raise ValueError(f"extra_passes: expected a number >= 0, got {extra_passes!r}")
+    options = checked_options(budget, solver, cost, target, time_limit, gap, progress)
+    options = replace(options, budget=_fixed_bytes(budget))
+    trial = partial(_scheduled, make_args) if fun is None else partial(_planned, make_args, fun)
 
-    def attempt(batch: int) -> Schedule | None:
-        graph = graph_at(batch)
-        limit = graph.total_cost + extra_passes * math.fsum(graph.cost[i] for i in graph.forward)
+    def attempt(batch: int) -> Plan | Schedule | None:
+        if options.progress:
+            options.progress(f"trying a batch of {batch}")
         try:
-            schedule = solve(graph, budget, solver, time_limit, gap, enough=limit * (1 + 1e-9))
+            return trial(batch, options, float(extra_passes))
         except BudgetError:
             return None
-        return schedule if schedule.cost <= limit * (1 + 1e-9) else None
 
-    batch, schedule, failed = largest(attempt, int(most))
-    if schedule is None:
+    batch, found, failed = largest(attempt, int(most))
+    if found is None:
         raise BudgetError(
-            f"budget: no schedule of a batch of 1 was found that fits {budget} bytes and costs at most"
+            f"budget: no schedule of a batch of 1 was found that fits {options.budget:,} bytes and costs at most"
             f" {extra_passes:g} forward passes more than computing everything once"
         )
-    return LargestBatch(batch, schedule, failed)
+    plan = found if isinstance(found, Plan) else None
+    return LargestBatch(batch, found.schedule if isinstance(found, Plan) else found, plan, failed)
+
+
+def _fixed_bytes(budget: Budget) -> int:
+    """The budget in bytes, which must not depend on the plain program: that one grows with the batch."""
+    relative = isinstance(budget, str) and budget.strip().endswith("%")
+    relative = relative or (isinstance(budget, Real) and not isinstance(budget, Integral))
+    allowed = None if relative else budget_bytes(budget, plain_peak=0)
+    if allowed is None:
+        raise ValueError(f"budget: expected bytes, an int or a string such as '12GiB', or 'auto'; got {budget!r}")
+    return allowed
+
+
+def _affordable(graph: Graph, extra_passes: float) -> float:
+    """What a schedule of `graph` may cost: everything once, and the forward pass `extra_passes` times more."""
+    once = graph.total_cost
+    return (once + extra_passes * math.fsum(graph.cost[i] for i in graph.forward)) * (1 + 1e-9)
+
+
+def _scheduled(graph_at: Callable[[int], Any], batch: int, options: Options, extra_passes: float) -> Schedule | None:
+    """A schedule of the graph of a batch, if one is cheap enough."""
+    graph = graph_at(batch)
+    if not isinstance(graph, Graph):
+        raise TypeError(f"make_args: without `fun`, expected it to return a jaxremat.Graph, got {graph!r}")
+    limit = _affordable(graph, extra_passes)
+    schedule = solve(graph, options.budget, options.solver, options.time_limit, options.gap, enough=limit)
+    return schedule if schedule.cost <= limit else None
+
+
+def _planned(
+    make_args: Callable[[int], Any], fun: Callable[..., Any], batch: int, options: Options, extra_passes: float
+) -> Plan | None:
+    """A plan of the function on a batch, if one is cheap enough."""
+    args = make_args(batch)
+    if not isinstance(args, tuple | list):
+        raise TypeError(f"make_args: expected it to return a tuple of the arguments of `fun`, got {args!r}")
+    traced = trace(getattr(fun, "unbudgeted", fun), Call.of(args, {}, ()))
+    plan = fit(traced.program, options).plan
+    return plan if plan.schedule.cost <= _affordable(plan.graph, extra_passes) else None
 
 
 def largest(attempt: Callable[[int], T | None], most: int) -> tuple[int, T | None, int | None]:
@@ -103,20 +171,3 @@ def largest(attempt: Callable[[int], T | None], most: int) -> tuple[int, T | Non
         else:
             good, found = trial, result
     return good, found, bad
-
-
-def scaled(graph: Graph, batch: int, *, fixed: int = 0) -> Graph:
-    """The graph of a batch, from that of one item: costs, bytes and workspaces scale with it, `constant` does as well.
-
-    `fixed` are constant bytes that do not, such as parameters and their gradients.
-    """
-    return Graph(
-        graph.names,
-        [cost * batch for cost in graph.cost],
-        [size * batch for size in graph.memory],
-        graph.deps,
-        workspace=[size * batch for size in graph.workspace],
-        constant=graph.constant * batch + fixed,
-        recomputable=graph.recomputable,
-        backward=graph.backward,
-    )

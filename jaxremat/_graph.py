@@ -80,9 +80,7 @@ class Graph:
             "deps": _per_node("deps", deps, n, _deps),
             "workspace": _per_node("workspace", [0] * n if workspace is None else workspace, n, _bytes),
             "constant": _bytes("constant", 0, constant),
-            "recomputable": _per_node(
-                "recomputable", [True] * n if recomputable is None else recomputable, n, _flag
-            ),
+            "recomputable": _per_node("recomputable", [True] * n if recomputable is None else recomputable, n, _flag),
             "backward": None if backward is None else _per_node("backward", backward, n, _flag),
         }
         total = sum(fields["memory"]) + sum(fields["workspace"]) + fields["constant"]
@@ -159,6 +157,22 @@ class Graph:
     def budget_at(self, fraction: float) -> int:
         """The budget in bytes at a fraction f of the way from floor to peak: floor + f * (peak - floor)."""
         return self.floor + int(fraction * (self.peak - self.floor))
+
+    def scaled(self, batch: int, *, fixed: int = 0) -> "Graph":
+        """The graph of a batch, where this one is that of one item: costs, bytes and workspaces times `batch`.
+
+        So is `constant`; `fixed` are constant bytes that do not grow, such as parameters and their gradients.
+        """
+        return Graph(
+            self.names,
+            [cost * batch for cost in self.cost],
+            [size * batch for size in self.memory],
+            self.deps,
+            workspace=[size * batch for size in self.workspace],
+            constant=self.constant * batch + fixed,
+            recomputable=self.recomputable,
+            backward=self.backward,
+        )
 
     @staticmethod
     def from_jaxpr(

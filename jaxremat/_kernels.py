@@ -8,7 +8,7 @@ from typing import Any
 from jaxremat._cost import CostFunction, costs
 from jaxremat._partition import Node, dependencies
 from jaxremat._target import Target
-from jaxremat._trace import Program, bytes_of, is_literal
+from jaxremat._trace import Program, bytes_of, is_literal, scope_of
 from jaxremat._workspace import workspaces
 
 
@@ -36,7 +36,19 @@ def describe(
         "workspace": workspaces(nodes, _dying(nodes), held, target) if measure else None,
         "constant": program.argument_bytes + program.output_bytes if constant is None else constant,
         "recomputable": [not node.effects for node in nodes],
+        "backward": _backward(nodes),
     }
+
+
+def _backward(nodes: Sequence[Node]) -> list[bool] | None:
+    """Which nodes belong to the backward pass, or come after it; None if the program was not differentiated."""
+    marks: dict[Any, bool] = {}
+    for node in nodes:
+        transposed = any("transpose(" in scope_of(eqn) for eqn in node.eqns)
+        mark = transposed or any(marks.get(v, False) for v in node.inputs)
+        marks |= dict.fromkeys(node.outputs, mark)
+    backward = [any(marks[v] for v in node.outputs) for node in nodes]
+    return backward if any(backward) else None
 
 
 def _dying(nodes: Sequence[Node]) -> list[frozenset[Any]]:

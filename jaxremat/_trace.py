@@ -8,6 +8,7 @@ as they are, single equations.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -122,9 +123,19 @@ def evaluate(
         env.update(zip(eqn.outvars, results, strict=True))
 
 
+def scope_of(eqn: Any) -> str:
+    """The transformations and named scopes that `eqn` was traced under, such as "transpose(jvp(layer))"."""
+    return str(eqn.source_info.name_stack)
+
+
+def _scope(eqn: Any) -> contextlib.AbstractContextManager[Any]:
+    scope = scope_of(eqn)
+    return jax.named_scope(scope) if scope else contextlib.nullcontext()
+
+
 def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
     params = eqn.primitive.get_bind_params(eqn.params)
-    with eqn.ctx.manager:
+    with eqn.ctx.manager, _scope(eqn):
         results = eqn.primitive.bind(*values, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
 
@@ -138,7 +149,8 @@ def _evaluate_jaxpr(
         values = [a.val if is_literal(a) else env[a] for a in eqn.invars]
         inner = _inner_jaxpr(eqn) if seen is not None else None
         if inner is not None:
-            results = _evaluate_jaxpr(inner.jaxpr, inner.consts, values, seen)
+            with _scope(eqn):
+                results = _evaluate_jaxpr(inner.jaxpr, inner.consts, values, seen)
         elif seen is None or eqn.effects:
             results = _bind(eqn, values)
         else:
