@@ -133,6 +133,7 @@ def _scheduled(graph_at: Callable[[int], Any], batch: int, options: Options, ext
     if not isinstance(graph, Graph):
         raise TypeError(f"make_args: without `fun`, expected it to return a jaxremat.Graph, got {graph!r}")
     limit = _affordable(graph, extra_passes)
+    assert isinstance(options.budget, int)
     schedule = solve(graph, options.budget, options.solver, options.time_limit, options.gap, enough=limit)
     return schedule if schedule.cost <= limit else None
 
