@@ -22,7 +22,7 @@ from jaxremat._cost import CostFunction, check_cost
 from jaxremat._fit import Fitted, Options, fit, follow
 from jaxremat._plan import Plan
 from jaxremat._signature import Call, Traced, trace
-from jaxremat._target import Target
+from jaxremat._target import Compiled, Target
 from jaxremat._trace import Program
 from jaxremat.solvers import SOLVERS
 
@@ -201,15 +201,16 @@ class _Ready:
 
     traced: Traced
     plan: Plan
-    compiled: Any
+    compiled: Compiled
     captured: tuple[Any, ...] = ()
 
     def run(self, arrays: Sequence[Any]) -> Any:
         """The results for the traced `arrays` of a call: compiled, or as part of an enclosing trace."""
         values = [*self.traced.consts, *arrays]
         traced = any(isinstance(v, jax.core.Tracer) for v in values)
-        if not traced and self.plan.target == jax.default_backend() and not any(map(_elsewhere, values)):
-            return self.traced.results(self.compiled(*values))
+        compiled = self.compiled.run if self.plan.target == jax.default_backend() else None
+        if compiled is not None and not traced and not any(map(_elsewhere, values)):
+            return self.traced.results(compiled(*values))
         return self.traced.results(self.traceable(*values))
 
     @functools.cached_property

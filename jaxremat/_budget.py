@@ -27,8 +27,10 @@ def check_budget(budget: Budget) -> None:
         budget_bytes(budget, plain_peak=1)
 
 
-def budget_bytes(budget: Budget, plain_peak: int) -> int | None:
+def budget_bytes(budget: Budget, plain_peak: int, available: int | None = None) -> int | None:
     """The bytes that `budget` allows, None for no limit; `plain_peak` is what fractions are of.
+
+    `available` is what `"auto"` stands for, by default what the default device has free.
 
     >>> budget_bytes("1.5KiB", plain_peak=0), budget_bytes("60%", 1000), budget_bytes(0.5, 1000)
     (1536, 600, 500)
@@ -36,7 +38,9 @@ def budget_bytes(budget: Budget, plain_peak: int) -> int | None:
     if budget is None:
         return None
     if isinstance(budget, str):
-        return available_bytes() if budget.strip().lower() == "auto" else _parsed(budget, plain_peak)
+        if budget.strip().lower() == "auto":
+            return available_bytes() if available is None else available
+        return _parsed(budget, plain_peak)
     if isinstance(budget, bool) or not isinstance(budget, Real):
         raise TypeError(f"budget: expected {_FORMS}; got {budget!r}")
     if isinstance(budget, Integral):

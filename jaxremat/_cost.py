@@ -13,7 +13,7 @@ import jax
 
 from jaxremat._partition import Node
 from jaxremat._stage import node_function, node_key, node_structs
-from jaxremat._target import Target, flops_of
+from jaxremat._target import Target, analysis_of
 from jaxremat._trace import bytes_of
 
 # Nominal rates; only their ratio matters to a schedule. About eight operations for each byte moved.
@@ -40,7 +40,8 @@ def costs(nodes: Sequence[Node], target: Target, cost: str | CostFunction = "aut
     for node in nodes:
         key = node_key(node, target.platform)
         if key not in counted:
-            counted[key] = flops_of(jax.jit(node_function(node, target.platform)).lower(*node_structs(node)))
+            lowered = jax.jit(node_function(node, target.platform)).lower(*node_structs(node))
+            counted[key] = max(0.0, analysis_of(lowered).get("flops", 0.0))
         moved = sum(bytes_of(v.aval) for v in (*node.inputs, *node.outputs))
         roofline = counted[key] / _FLOPS_PER_SECOND + moved / _BYTES_PER_SECOND
         result.append(counted[key] if cost == "flops" else roofline)

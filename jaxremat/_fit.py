@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import jax.extend.core as jex
 
@@ -23,7 +22,7 @@ from jaxremat._partition import Node, partition
 from jaxremat._plan import Plan
 from jaxremat._rewrite import rewrite
 from jaxremat._schedule import Schedule
-from jaxremat._target import Memory, Target, memory_of
+from jaxremat._target import Compiled, Target
 from jaxremat._trace import Program
 from jaxremat.solvers import lowest_peak, solve
 
@@ -50,7 +49,7 @@ class Fitted:
     """A plan and the compiled program that follows it."""
 
     plan: Plan
-    compiled: Any
+    compiled: Compiled
 
     @property
     def peak(self) -> int:
@@ -73,7 +72,7 @@ def follow(program: Program, plan: Plan) -> Fitted:
     else:
         jaxpr = rewrite(program, partition(program), plan.schedule.statements, target.platform)
     compiled = target.compile(jex.jaxpr_as_fun(jaxpr), program.structs())
-    return Fitted(replace(plan, rewritten=jaxpr, measured_peak_bytes=memory_of(compiled).peak), compiled)
+    return Fitted(replace(plan, rewritten=jaxpr, measured_peak_bytes=compiled.memory.peak), compiled)
 
 
 class _Fit:
@@ -85,34 +84,33 @@ class _Fit:
         self.say = options.progress or (lambda message: None)
         self.compiles = 0
         self.say("compiling the plain program")
-        self.plain, self.plain_memory = self.compile(program.plain)
-        self.budget = budget_bytes(options.budget, self.plain_memory.peak)
-        self.limit = self.plain_memory.peak if self.budget is None else self.budget
+        self.plain = self.compile(program.plain)
+        self.budget = budget_bytes(options.budget, self.plain.memory.peak, self.target.memory)
+        self.limit = self.plain.memory.peak if self.budget is None else self.budget
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         return partition(self.program)
 
     def graph(self, measure: bool) -> Graph:
-        plain = self.plain_memory
+        plain = self.plain.memory
         constant = plain.arguments + plain.outputs - plain.aliased
         cost = self.options.cost
         return Graph(**describe(self.program, self.nodes, self.target, cost, measure=measure, constant=constant))
 
-    def compile(self, jaxpr: jex.ClosedJaxpr) -> tuple[Any, Memory]:
+    def compile(self, jaxpr: jex.ClosedJaxpr) -> Compiled:
         self.compiles += 1
-        compiled = self.target.compile(jex.jaxpr_as_fun(jaxpr), self.program.structs())
-        return compiled, memory_of(compiled)
+        return self.target.compile(jex.jaxpr_as_fun(jaxpr), self.program.structs())
 
-    def fitted(self, schedule: Schedule, jaxpr: jex.ClosedJaxpr, compiled: Any, memory: Memory) -> Fitted:
-        plain = self.plain_memory.peak
+    def fitted(self, schedule: Schedule, jaxpr: jex.ClosedJaxpr, compiled: Compiled) -> Fitted:
+        plain = self.plain.memory.peak
         plan = Plan(
             schedule.graph,
             schedule,
             budget_bytes=self.budget,
             plain_peak_bytes=plain,
             predicted_peak_bytes=plain if compiled is self.plain else schedule.peak,
-            measured_peak_bytes=memory.peak,
+            measured_peak_bytes=compiled.memory.peak,
             target=self.target.name,
             fingerprint=self.program.fingerprint,
             compiles=self.compiles,
@@ -121,9 +119,9 @@ class _Fit:
         return Fitted(plan, compiled)
 
     def run(self) -> Fitted:
-        if self.plain_memory.peak <= self.limit:
+        if self.plain.memory.peak <= self.limit:
             schedule = Schedule(self.graph(measure=False), status="optimal", solver="plain")
-            return self.fitted(schedule, self.program.plain, self.plain, self.plain_memory)
+            return self.fitted(schedule, self.program.plain, self.plain)
         self.say(f"measuring the workspace of {len(self.nodes)} nodes")
         graph = self.graph(measure=True)
         found = self.search(graph) or self.last_resort(graph)
@@ -131,14 +129,16 @@ class _Fit:
 
     def attempt(self, graph: Graph, schedule: Schedule) -> Fitted:
         jaxpr = rewrite(self.program, self.nodes, schedule.statements, self.target.platform)
-        compiled, memory = self.compile(jaxpr)
-        self.say(f"planned {schedule.peak:,} bytes at overhead {schedule.overhead:.3f}, measured {memory.peak:,}")
-        return self.fitted(schedule, jaxpr, compiled, memory)
+        compiled = self.compile(jaxpr)
+        self.say(
+            f"planned {schedule.peak:,} bytes at overhead {schedule.overhead:.3f}, measured {compiled.memory.peak:,}"
+        )
+        return self.fitted(schedule, jaxpr, compiled)
 
     def search(self, graph: Graph) -> Fitted | None:
         """Solve and measure for a budget that follows the measurements, and keep the cheapest plan that fits."""
         options, best = self.options, None
-        allowed, too_much = self.limit, max(self.limit, self.plain_memory.peak) + 1
+        allowed, too_much = self.limit, max(self.limit, self.plain.memory.peak) + 1
         tried: set[tuple[tuple[int, int], ...]] = set()
         for _ in range(_ROUNDS):
             try:
@@ -169,7 +169,7 @@ class _Fit:
         lowest = self.attempt(graph, schedule)
         if lowest.peak <= self.limit:
             return lowest
-        plain = self.plain_memory.peak
+        plain = self.plain.memory.peak
         reached = min(lowest.peak, plain)
         operation = None if schedule.peak_node is None else graph.names[schedule.peak_node]
         held = self.program.argument_bytes + self.program.output_bytes

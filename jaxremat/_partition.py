@@ -26,16 +26,18 @@ abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type 
 copy copy_p cos cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le log log1p logistic
 lt max min mul name ne neg nextafter not or pow real reduce_precision rem round rsqrt select_n shift_left
 shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor complex mul_add
+clz eq_to le_to log2 lt_to mulhi one_minus_square polynomial population_count
 """.split()
 _SHAPE = """
 broadcast_in_dim concatenate expand_dims iota pad reshape rev slice squeeze transpose dynamic_slice
+stack tile
 """.split()
 _LIGHT = frozenset(_ELEMENTWISE + _SHAPE)
 _CALLS = frozenset("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr jit pjit closed_call".split())
 _CONTROL = frozenset("cond while scan pallas_call custom_call ffi_call shard_map".split())
 _DEAR = frozenset(
-    "acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf erf_inv erfc exp exp2 expm1 log log1p logistic pow sin sinh "
-    "tan tanh".split()
+    "acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf erf_inv erfc exp exp2 expm1 log log1p log2 logistic pow sin "
+    "sinh tan tanh".split()
 )
 
 _LONGEST_CLONE = 16  # equations; longer chains of small values get a node, so that clones do not grow quadratically

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
+
+from jaxremat._aot import check_available, compiler
+from jaxremat._chips import CHIPS, Chip
 
 # Options that save compile time where only memory is looked at. A version of XLA may not know them.
 _QUICK: dict[str, dict[str, Any]] = {
@@ -30,11 +34,30 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """A compiled program: its memory, the compiler's counts and, where it can run in this process, itself.
+
+    `hlo` gives the scheduled program of the compiler, as text.
+    """
+
+    memory: Memory
+    analysis: Mapping[str, float]
+    hlo: Callable[[], str]
+    run: Callable[..., Any] | None = None
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations, by the compiler's own count."""
+        return max(0.0, self.analysis.get("flops", 0.0))
+
+
+@dataclass(frozen=True)
 class Target:
-    """A platform to plan for, "cpu" for example."""
+    """A platform to plan for: "cpu", or "tpu:v5e" for example, whose `chip` need not be in this machine."""
 
     name: str
     platform: str
+    chip: Chip | None = None
 
     @classmethod
     def of(cls, target: str | Target | None) -> Target:
@@ -48,56 +71,69 @@ class Target:
         if target is None:
             return cls(here, here)
         if not isinstance(target, str):
-            raise TypeError(f"target: expected None or a name such as 'cpu', got {target!r}")
+            raise TypeError(f"target: expected None or a name such as 'cpu' or 'tpu:v5e', got {target!r}")
+        if target in CHIPS:
+            check_available(CHIPS[target])
+            return cls(target, CHIPS[target].platform, CHIPS[target])
         if target not in {"cpu", here}:
-            known = " or ".join(map(repr, sorted({"cpu", here})))
-            raise ValueError(f"target: cannot compile for {target!r} here; use None or {known}")
+            known = ", ".join(map(repr, sorted({"cpu", here, *CHIPS})))
+            raise ValueError(f"target: expected None or one of {known}, got {target!r}")
         return cls(target, target)
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of memory of a chip that need not be here; None for the devices of this process."""
+        return None if self.chip is None else self.chip.memory
 
     def lower(self, fun: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]) -> Any:
         """`fun` lowered for this target, as `jax.jit(fun).lower(...)`, under the settings of the calling thread."""
+        jitted = jax.jit(fun, keep_unused=True)
+        if self.chip is not None:
+            return bytes(jax.export.export(jitted, platforms=(self.platform,))(*structs).serialize())
         with jax.default_device(jax.local_devices(backend=self.platform)[0]):
-            return jax.jit(fun, keep_unused=True).lower(*structs)
+            return jitted.lower(*structs)
 
-    def compile(self, fun: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]) -> Any:
+    def compile(self, fun: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]) -> Compiled:
         """`fun` compiled for this target, as `jax.jit(fun).lower(...).compile()`."""
         return self.finish(self.lower(fun, structs))
 
-    def finish(self, lowered: Any, quick: bool = False) -> Any:
+    def finish(self, lowered: Any, quick: bool = False) -> Compiled:
         """What `lower` gave, compiled; may run on any thread.
 
         With `quick` its machine code is not optimised, which changes nothing about its memory.
         """
+        if self.chip is not None:
+            return _compiled_elsewhere(self.chip, lowered)
         options = _QUICK.get(self.platform) if quick else None
         try:
-            return lowered.compile(compiler_options=options)
+            return _compiled_here(lowered.compile(compiler_options=options))
         except jax.errors.JaxRuntimeError as error:
             if options is None or "No such compile option" not in str(error):
                 raise
-            return lowered.compile()
+            return _compiled_here(lowered.compile())
 
 
-def memory_of(compiled: Any) -> Memory:
-    """The bytes of a compiled program."""
+def _compiled_here(compiled: Any) -> Compiled:
     stats = compiled.memory_analysis()
-    return Memory(
+    memory = Memory(
         arguments=stats.argument_size_in_bytes,
         outputs=stats.output_size_in_bytes,
         temporaries=stats.temp_size_in_bytes,
         aliased=stats.alias_size_in_bytes,
     )
+    return Compiled(memory, analysis_of(compiled), compiled.as_text, compiled)
 
 
-def flops_of(compiled: Any) -> float:
-    """Floating-point operations of a compiled program, by XLA's own count."""
-    return max(0.0, _analysis(compiled).get("flops", 0.0))
+def _compiled_elsewhere(chip: Chip, exported: bytes) -> Compiled:
+    answer = compiler(chip).compile(exported)
+    return Compiled(Memory(**answer["memory"]), answer["analysis"], partial(_hlo, chip, exported))
 
 
-def bytes_accessed(compiled: Any) -> float:
-    """Bytes that a compiled program reads and writes, by XLA's own count."""
-    return max(0.0, _analysis(compiled).get("bytes accessed", 0.0))
+def _hlo(chip: Chip, exported: bytes) -> str:
+    return compiler(chip).compile(exported, text=True)["text"]
 
 
-def _analysis(compiled: Any) -> dict[str, float]:
-    analysis = compiled.cost_analysis() or {}
+def analysis_of(stage: Any) -> dict[str, float]:
+    """XLA's counts of operations and bytes for a lowered or compiled program."""
+    analysis = stage.cost_analysis() or {}
     return analysis[0] if isinstance(analysis, list) else analysis

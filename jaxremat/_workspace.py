@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxremat._barrier import stage_call
 from jaxremat._partition import Node
 from jaxremat._stage import node_function, node_key
-from jaxremat._target import Target, memory_of
+from jaxremat._target import Target
 from jaxremat._trace import bytes_of, struct_of
 
 _THREADS = 2  # compilation runs outside Python's lock
@@ -52,7 +52,7 @@ def _case(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Targe
 
 
 def _measure(target: Target, lowered: Any, alive: int) -> int:
-    return 0 if lowered is None else max(0, memory_of(target.finish(lowered, quick=True)).temporaries - alive)
+    return 0 if lowered is None else max(0, target.finish(lowered, quick=True).memory.temporaries - alive)
 
 
 def _program(node: Node, dying: frozenset[Any], held: frozenset[Any], target: Target) -> tuple[Any, int]:

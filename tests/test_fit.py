@@ -7,7 +7,7 @@ import pytest
 
 import jaxremat
 from bench.models import Case, model
-from jaxremat._target import Target, flops_of
+from jaxremat._target import Target, analysis_of
 
 SMALL = {
     "vgg16": {"batch": 8, "size": 64, "width": 16, "dense": 128, "classes": 10},
@@ -20,7 +20,7 @@ SMALL = {
 
 
 def flops(fun, args):
-    return flops_of(jax.jit(fun).lower(*args).compile())
+    return analysis_of(jax.jit(fun).lower(*args).compile())["flops"]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from jaxremat import Graph, Schedule
 from jaxremat._kernels import describe
 from jaxremat._partition import dependencies, partition
 from jaxremat._rewrite import rewrite
-from jaxremat._target import Target, flops_of, memory_of
+from jaxremat._target import Target
 from jaxremat._trace import bytes_of, flatten
 
 CPU = Target.of("cpu")
@@ -110,7 +110,7 @@ def test_a_recompute_is_executed_and_costs_what_it_should(mlp):
     reader = max(k for k in range(graph.n) if 1 in graph.deps[k])
     again = Schedule(graph, [(reader, 0), (reader, 1)])
     compiled = CPU.compile(jex.jaxpr_as_fun(rewrite(program, nodes, again.statements, "cpu")), program.structs())
-    extra = flops_of(compiled) - flops_of(plain)
+    extra = compiled.flops - plain.flops
     assert extra == pytest.approx(graph.cost[0] + graph.cost[1], rel=0.05)
 
 
@@ -121,7 +121,7 @@ def test_the_compiled_peak_is_the_predicted_one(mlp):
     for pairs in ([], [(reader[dots[1]], dots[1])], [(reader[i], i) for i in dots]):
         schedule = Schedule(graph, pairs)
         compiled = CPU.compile(jex.jaxpr_as_fun(rewrite(program, nodes, schedule.statements, "cpu")), program.structs())
-        assert memory_of(compiled).peak == pytest.approx(schedule.peak, rel=0.01)
+        assert compiled.memory.peak == pytest.approx(schedule.peak, rel=0.01)
 
 
 def test_what_the_plan_frees_is_dead_in_the_printed_jaxpr(mlp):
