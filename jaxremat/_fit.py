@@ -123,7 +123,7 @@ class _Fit:
             schedule = Schedule(self.graph(measure=False), status="optimal", solver="plain")
             return self.fitted(schedule, self.program.plain, self.plain)
         self.say(f"measuring the workspace of {len(self.nodes)} nodes")
-        graph = self.graph(measure=True)
+        graph = self.graph(measure=self.target.chip is None)
         found = self.search(graph) or self.last_resort(graph)
         return Fitted(replace(found.plan, compiles=self.compiles), found.compiled)
 
