@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -30,11 +31,21 @@ def check_cost(cost: Any) -> None:
         raise ValueError(f"cost: expected one of {', '.join(map(repr, NAMES))} or a function of a node, got {cost!r}")
 
 
-def costs(nodes: Sequence[Node], target: Target, cost: str | CostFunction = "auto") -> list[float]:
-    """The cost of computing each node once: seconds by nominal rates, or operations for `"flops"`."""
+def costs(
+    nodes: Sequence[Node],
+    target: Target,
+    cost: str | CostFunction = "auto",
+    estimates: Mapping[Any, float] = MappingProxyType({}),
+) -> list[float]:
+    """The cost of computing each node once: seconds by the rates of the chip, or operations for `"flops"`.
+
+    `estimates` are the compiler's seconds to make each value, used where they are given for all that a node leaves.
+    """
     check_cost(cost)
     if callable(cost):
         return [_checked(cost(node), node) for node in nodes]
+    chip = target.chip
+    rate, bandwidth = (chip.flops, chip.bandwidth) if chip else (_FLOPS_PER_SECOND, _BYTES_PER_SECOND)
     counted: dict[str, float] = {}
     result = []
     for node in nodes:
@@ -42,9 +53,13 @@ def costs(nodes: Sequence[Node], target: Target, cost: str | CostFunction = "aut
         if key not in counted:
             lowered = jax.jit(node_function(node, target.platform)).lower(*node_structs(node))
             counted[key] = max(0.0, analysis_of(lowered).get("flops", 0.0))
-        moved = sum(bytes_of(v.aval) for v in (*node.inputs, *node.outputs))
-        roofline = counted[key] / _FLOPS_PER_SECOND + moved / _BYTES_PER_SECOND
-        result.append(counted[key] if cost == "flops" else roofline)
+        if cost == "flops":
+            result.append(counted[key])
+        elif node.outputs and all(v in estimates for v in node.outputs):
+            result.append(math.fsum(estimates[v] for v in node.outputs))
+        else:
+            moved = sum(bytes_of(v.aval) for v in (*node.inputs, *node.outputs))
+            result.append(counted[key] / rate + moved / bandwidth)
     return result
 
 

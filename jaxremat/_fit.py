@@ -14,19 +14,21 @@ from functools import cached_property
 import jax.extend.core as jex
 
 from jaxremat._budget import Budget, budget_bytes
+from jaxremat._buffers import buffers_of, pack
 from jaxremat._cost import CostFunction
 from jaxremat._errors import BudgetError
 from jaxremat._graph import Graph
-from jaxremat._kernels import describe
-from jaxremat._partition import Node, partition
+from jaxremat._kernels import Kernels, describe, kernels
+from jaxremat._merge import fewer_stages
 from jaxremat._plan import Plan
 from jaxremat._rewrite import rewrite
 from jaxremat._schedule import Schedule
 from jaxremat._target import Compiled, Target
-from jaxremat._trace import Program
+from jaxremat._trace import Program, is_literal
 from jaxremat.solvers import lowest_peak, solve
 
 _ROUNDS = 6
+_TIGHTENINGS = 5  # of the solver's budget, until what it finds also packs into the bytes that are there
 _LAST_RESORT = 10.0  # seconds at least for the schedule of the lowest peak, however little time a solver was given
 _SLACK = 0.02  # of the budget left unused, above which a dearer plan than need be is suspected
 
@@ -70,7 +72,7 @@ def follow(program: Program, plan: Plan) -> Fitted:
     if plan.plain:
         jaxpr = program.plain
     else:
-        jaxpr = rewrite(program, partition(program), plan.schedule.statements, target.platform)
+        jaxpr = rewrite(program, kernels(program, target).nodes, plan.schedule.statements, target.platform)
     compiled = target.compile(jex.jaxpr_as_fun(jaxpr), program.structs())
     return Fitted(replace(plan, rewritten=jaxpr, measured_peak_bytes=compiled.memory.peak), compiled)
 
@@ -89,14 +91,40 @@ class _Fit:
         self.limit = self.plain.memory.peak if self.budget is None else self.budget
 
     @cached_property
-    def nodes(self) -> tuple[Node, ...]:
-        return partition(self.program)
+    def kernels(self) -> Kernels:
+        return kernels(self.program, self.target)
+
+    @property
+    def constant(self) -> int:
+        """Bytes of arguments and results, which are held whatever the schedule."""
+        plain = self.plain.memory
+        return plain.arguments + plain.outputs - plain.aliased
 
     def graph(self, measure: bool) -> Graph:
-        plain = self.plain.memory
-        constant = plain.arguments + plain.outputs - plain.aliased
         cost = self.options.cost
-        return Graph(**describe(self.program, self.nodes, self.target, cost, measure=measure, constant=constant))
+        described = describe(self.program, self.kernels, self.target, cost, measure=measure, constant=self.constant)
+        return Graph(**described)
+
+    def predicted(self, schedule: Schedule) -> int:
+        """Bytes that the program of a schedule is expected to take."""
+        if not self.kernels.read:
+            return schedule.peak
+        results = frozenset(v for v in self.program.outvars if not is_literal(v))
+        buffers = buffers_of(schedule, self.kernels.nodes, results, self.kernels.bytes_of)
+        return self.constant + pack(buffers, self.target.platform).temporaries(self.target.platform)
+
+    def solve(self, graph: Graph, allowed: int) -> Schedule:
+        """The cheapest schedule found that is predicted to take at most `allowed` bytes. Raises `BudgetError`."""
+        options, budget = self.options, allowed
+        for _ in range(_TIGHTENINGS):
+            schedule = solve(graph, budget, options.solver, options.time_limit, options.gap)
+            if self.target.platform != "cpu":
+                schedule = fewer_stages(schedule, budget)
+            excess = self.predicted(schedule) - allowed
+            if excess <= 0:
+                return schedule
+            budget = min(budget, schedule.peak) - excess
+        raise BudgetError(f"budget: no schedule that packs into {allowed:,} bytes was found")
 
     def compile(self, jaxpr: jex.ClosedJaxpr) -> Compiled:
         self.compiles += 1
@@ -109,7 +137,7 @@ class _Fit:
             schedule,
             budget_bytes=self.budget,
             plain_peak_bytes=plain,
-            predicted_peak_bytes=plain if compiled is self.plain else schedule.peak,
+            predicted_peak_bytes=plain if compiled is self.plain else self.predicted(schedule),
             measured_peak_bytes=compiled.memory.peak,
             target=self.target.name,
             fingerprint=self.program.fingerprint,
@@ -122,13 +150,13 @@ class _Fit:
         if self.plain.memory.peak <= self.limit:
             schedule = Schedule(self.graph(measure=False), status="optimal", solver="plain")
             return self.fitted(schedule, self.program.plain, self.plain)
-        self.say(f"measuring the workspace of {len(self.nodes)} nodes")
+        self.say("reading what the program materialises, and measuring it")
         graph = self.graph(measure=self.target.chip is None)
         found = self.search(graph) or self.last_resort(graph)
         return Fitted(replace(found.plan, compiles=self.compiles), found.compiled)
 
     def attempt(self, graph: Graph, schedule: Schedule) -> Fitted:
-        jaxpr = rewrite(self.program, self.nodes, schedule.statements, self.target.platform)
+        jaxpr = rewrite(self.program, self.kernels.nodes, schedule.statements, self.target.platform)
         compiled = self.compile(jaxpr)
         self.say(
             f"planned {schedule.peak:,} bytes at overhead {schedule.overhead:.3f}, measured {compiled.memory.peak:,}"
@@ -137,12 +165,12 @@ class _Fit:
 
     def search(self, graph: Graph) -> Fitted | None:
         """Solve and measure for a budget that follows the measurements, and keep the cheapest plan that fits."""
-        options, best = self.options, None
+        best = None
         allowed, too_much = self.limit, max(self.limit, self.plain.memory.peak) + 1
         tried: set[tuple[tuple[int, int], ...]] = set()
         for _ in range(_ROUNDS):
             try:
-                schedule = solve(graph, allowed, options.solver, options.time_limit, options.gap)
+                schedule = self.solve(graph, allowed)
             except BudgetError:
                 break
             if schedule.pairs in tried:
@@ -154,11 +182,11 @@ class _Fit:
                 best = min(best or fitted, fitted, key=lambda found: found.plan.overhead)
                 if not schedule.pairs or slack < _SLACK * self.limit:
                     break
-                allowed = min(max(allowed, schedule.peak) + slack, (allowed + too_much) // 2)
+                allowed = min(max(allowed, fitted.plan.predicted_peak_bytes) + slack, (allowed + too_much) // 2)
             elif best is not None:
                 break
             else:
-                too_much = min(allowed, schedule.peak)
+                too_much = min(allowed, fitted.plan.predicted_peak_bytes)
                 allowed = too_much + slack
         return best
 

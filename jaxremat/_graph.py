@@ -11,8 +11,7 @@ from typing import Any
 import jax.extend.core as jex
 
 from ._cost import CostFunction, check_cost
-from ._kernels import describe
-from ._partition import partition
+from ._kernels import describe, kernels
 from ._target import Target
 from ._trace import flatten
 
@@ -195,7 +194,8 @@ class Graph:
         """
         check_cost(cost)
         program = flatten(jaxpr)
-        return Graph(**describe(program, partition(program), Target.of(target), cost, measure=measure))
+        chosen = Target.of(target)
+        return Graph(**describe(program, kernels(program, chosen), chosen, cost, measure=measure))
 
     @staticmethod
     def from_node_link(data: Mapping[str, Any]) -> "Graph":

@@ -1,39 +1,88 @@
-"""What a graph says of the nodes of a program: names, costs, bytes, dependencies, workspaces."""
+"""From a program to its graph: what the nodes are, and what each costs, leaves in memory and needs while it runs.
+
+On CPU nodes follow rules, since there the rewritten program makes every node a kernel of its own, and workspaces are
+measured node by node. For a TPU or a GPU the compiled program is read: its kernels are the nodes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxremat._cost import CostFunction, costs
-from jaxremat._partition import Node, dependencies
+from jaxremat._materialised import materialised, seconds
+from jaxremat._partition import Node, dependencies, partition, partition_at, representatives
 from jaxremat._target import Target
 from jaxremat._trace import Program, bytes_of, is_literal, scope_of
 from jaxremat._workspace import workspaces
 
 
+@dataclass(frozen=True)
+class Kernels:
+    """The nodes of a program on a target, and what the compiler said of them: bytes of values, scratch, seconds."""
+
+    nodes: tuple[Node, ...]
+    sizes: Mapping[Any, int] = field(default_factory=dict)
+    scratch: Mapping[Any, int] = field(default_factory=dict)
+    seconds: Mapping[Any, float] = field(default_factory=dict)
+    read: bool = False
+
+    def bytes_of(self, v: Any) -> int:
+        """Bytes of the buffer of a value."""
+        return self.sizes.get(v, bytes_of(v.aval))
+
+
+def kernels(program: Program, target: Target) -> Kernels:
+    """The nodes of `program`: read from the compiled program where the target lets XLA choose them, else by rules."""
+    found = materialised(program, target) if target.platform != "cpu" else None
+    if found is None:
+        return Kernels(partition(program))
+    kept = representatives(program, found.sizes)
+    estimates = seconds(found, target.chip) if target.chip else {}
+    return Kernels(
+        partition_at(program, set(kept.values())),
+        _gathered(kept, found.sizes, max),
+        _gathered(kept, found.scratch, max),
+        _gathered(kept, estimates, lambda a, b: a + b),
+        read=True,
+    )
+
+
+def _gathered(kept: Mapping[Any, Any], values: Mapping[Any, Any], combine: Any) -> dict[Any, Any]:
+    gathered: dict[Any, Any] = {}
+    for v, value in values.items():
+        gathered[kept[v]] = combine(gathered[kept[v]], value) if kept[v] in gathered else value
+    return gathered
+
+
 def describe(
     program: Program,
-    nodes: Sequence[Node],
+    kernels: Kernels,
     target: Target,
     cost: str | CostFunction = "auto",
     *,
     measure: bool = True,
     constant: int | None = None,
 ) -> dict[str, Any]:
-    """The arguments of `Graph` for the `nodes` of `program`; without `measure`, workspaces count as none.
+    """The arguments of `Graph` for the nodes of `program`; without `measure`, workspaces that take measuring are none.
 
     Arguments and results take `constant` bytes, by default those of their shapes: a node's memory is what it leaves
     beside the results it writes.
     """
+    nodes = kernels.nodes
     results = frozenset(v for v in program.outvars if not is_literal(v))
     held = results | frozenset(program.invars)
+    if kernels.read:
+        workspace = [max((kernels.scratch.get(v, 0) for v in node.outputs), default=0) for node in nodes]
+    else:
+        workspace = workspaces(nodes, _dying(nodes), held, target) if measure else None
     return {
         "names": [node.name for node in nodes],
-        "cost": costs(nodes, target, cost),
-        "memory": [sum(bytes_of(v.aval) for v in node.outputs if v not in results) for node in nodes],
+        "cost": costs(nodes, target, cost, kernels.seconds),
+        "memory": [sum(kernels.bytes_of(v) for v in node.outputs if v not in results) for node in nodes],
         "deps": dependencies(nodes),
-        "workspace": workspaces(nodes, _dying(nodes), held, target) if measure else None,
+        "workspace": workspace,
         "constant": program.argument_bytes + program.output_bytes if constant is None else constant,
         "recomputable": [not node.effects for node in nodes],
         "backward": _backward(nodes),

@@ -13,7 +13,7 @@ are the roots of nodes. Light ones (elementwise, reshapes, broadcasts) belong to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ _SHAPE = """
 broadcast_in_dim concatenate expand_dims iota pad reshape rev slice squeeze transpose dynamic_slice
 stack tile
 """.split()
+_ALIASING = frozenset("broadcast_in_dim copy copy_p expand_dims name reshape squeeze stop_gradient transpose".split())
 _LIGHT = frozenset(_ELEMENTWISE + _SHAPE)
 _CALLS = frozenset("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr jit pjit closed_call".split())
 _CONTROL = frozenset("cond while scan pallas_call custom_call ffi_call shard_map".split())
@@ -105,6 +106,59 @@ def partition(program: Program) -> tuple[Node, ...]:
         if not promoted:
             return _order(_nodes(flow, members), program)
         forced |= promoted
+
+
+def representatives(program: Program, values: Collection[Any]) -> dict[Any, Any]:
+    """For each of `values`, the value that nodes keep in its place: the same elements in another shape, or itself."""
+    flow = _Flow.of(program)
+    return {v: _representative(flow, v) for v in values}
+
+
+def partition_at(program: Program, values: Collection[Any]) -> tuple[Node, ...]:
+    """Group the equations of `program` into nodes that end where one of `values` is made, as a compiler was seen to do.
+
+    `values` are `representatives`. Light equations are computed in every node that needs them. A heavy one that several
+    need is a node of its own.
+    """
+    flow = _Flow.of(program)
+    owners: dict[int, frozenset[int]] = {}
+    for k in reversed(range(len(flow.eqns))):
+        eqn = flow.eqns[k]
+        readers = {r for v in eqn.outvars for r in flow.readers.get(v, ())}
+        owning = frozenset[int]().union(*(owners[r] for r in readers))
+        root = eqn.effects or any(v in values or v in flow.results for v in eqn.outvars)
+        shared = len(owning) != 1 and not flow.light(k) and flow.output_bytes(k) > flow.tiny
+        owners[k] = frozenset((k,)) if root or shared or not owning else owning
+    members: dict[int, list[int]] = {}
+    for k in range(len(flow.eqns)):
+        for root in owners[k]:
+            members.setdefault(root, []).append(k)
+    return _order(_nodes(flow, members), program)
+
+
+def _representative(flow: _Flow, value: Any) -> Any:
+    """Of the values that share a buffer with `value` under other shapes, the one that the others are made of."""
+    source = value
+    while (k := flow.producer.get(source)) is not None and (made_of := _aliased(flow, k)) is not None:
+        if made_of not in flow.producer:
+            break
+        source = made_of
+    while source not in flow.results:
+        readers = flow.readers.get(source, ())
+        if len(readers) != 1 or _aliased(flow, readers[0]) is not source:
+            break
+        source = flow.eqns[readers[0]].outvars[0]
+    return source
+
+
+def _aliased(flow: _Flow, k: int) -> Any:
+    """What the result of equation `k` is another shape of; None if it is something new."""
+    eqn = flow.eqns[k]
+    if eqn.primitive.name not in _ALIASING or is_literal(eqn.invars[0]):
+        return None
+    source, result = eqn.invars[0], eqn.outvars[0]
+    same = source.aval.size == result.aval.size and source.aval.dtype == result.aval.dtype
+    return source if same else None
 
 
 def _primitives(eqn: Any) -> set[str]:

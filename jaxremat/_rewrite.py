@@ -33,17 +33,29 @@ def rewrite(program: Program, nodes: Sequence[Node], statements: Sequence[Statem
     def run(*values: Any) -> list[Any]:
         env = dict(zip(program.invars, values, strict=True))
         emit = emitter([node_function(node, platform) for node in nodes], kept, env)
-        computed: set[int] = set()
-        for statement in statements:
-            if statement.kind == "compute":
-                emit.compute(statement.node, again=statement.node in computed)
-                computed.add(statement.node)
-            else:
-                emit.deallocate(statement.node)
+        for again, part in _parts(statements):
+            if again:
+                emit.begin_recomputing([s.node for s in part if s.kind == "compute"])
+            for statement in part:
+                (emit.compute if statement.kind == "compute" else emit.deallocate)(statement.node)
         return [a.val if is_literal(a) else env[a] for a in program.outvars]
 
     run.__name__ = run.__qualname__ = "rematerialized"
     return jax.make_jaxpr(run)(*program.structs())
+
+
+def _parts(statements: Sequence[Statement]) -> list[tuple[bool, list[Statement]]]:
+    """The statements in runs: of recomputation (True), and of first computes (False)."""
+    parts: list[tuple[bool, list[Statement]]] = [(False, [])]
+    computed: set[int] = set()
+    for statement in statements:
+        if statement.kind == "compute":
+            again = statement.node in computed
+            if again != parts[-1][0]:
+                parts.append((again, []))
+            computed.add(statement.node)
+        parts[-1][1].append(statement)
+    return parts
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,12 @@ class _Emitter:
     functions: list[Callable[..., list[Any]]]
     nodes: Sequence[_Kept]
     env: dict[Any, Any]
+
+    def begin_recomputing(self, run: Sequence[int]) -> None:
+        """Called before the nodes of `run` are computed again, one after another."""
+
+    def compute(self, k: int) -> None:
+        raise NotImplementedError
 
     def deallocate(self, k: int) -> None:
         for v in self.nodes[k].outputs:
@@ -84,7 +102,7 @@ class _CallEmitter(_Emitter):
     jitted: dict[int, Callable[..., list[Any]]] = field(default_factory=dict)
     last: int | None = None
 
-    def compute(self, k: int, again: bool) -> None:
+    def compute(self, k: int) -> None:
         node = self.nodes[k]
         self._follow_last(node)
         inputs = [self.env[v] for v in node.inputs]
@@ -109,16 +127,25 @@ class _CallEmitter(_Emitter):
 
 @dataclass
 class _InlineEmitter(_Emitter):
-    """Free equations; one barrier where each run of recomputation begins."""
+    """Free equations, and one barrier where each run of recomputation begins.
 
-    latest: Any = None
-    recomputing: bool = False
+    What the run reads passes through it, so that it is not merged with the first computation, and so does what was
+    computed since the barrier before, which therefore has to be there first: the run can start no earlier, and nothing
+    from before it is put off.
+    """
 
-    def compute(self, k: int, again: bool) -> None:
+    recent: dict[Any, None] = field(default_factory=dict)
+
+    def begin_recomputing(self, run: Sequence[int]) -> None:
+        made: set[Any] = set()
+        read: dict[Any, None] = {}
+        for k in run:
+            read |= {v: None for v in self.nodes[k].inputs if v not in made}
+            made.update(self.nodes[k].outputs)
+        self.tie([v for v in read | self.recent if v in self.env])
+        self.recent = {}
+
+    def compute(self, k: int) -> None:
         node = self.nodes[k]
-        if again and not self.recomputing and self.latest in self.env:
-            self.tie(list(dict.fromkeys([*node.inputs, self.latest])))
-        self.recomputing = again
         self.store(k, self.functions[k](*(self.env[v] for v in node.inputs)))
-        if not again and node.outputs:
-            self.latest = max(node.outputs, key=lambda v: bytes_of(v.aval))
+        self.recent |= dict.fromkeys(node.outputs)

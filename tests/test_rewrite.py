@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxremat import Graph, Schedule
-from jaxremat._kernels import describe
+from jaxremat._kernels import Kernels, describe
 from jaxremat._partition import dependencies, partition
 from jaxremat._rewrite import rewrite
 from jaxremat._target import Target
@@ -40,7 +40,7 @@ def functions(draw):
 
 
 def graph_of(program, nodes):
-    return Graph(**describe(program, nodes, CPU, "flops", measure=False))
+    return Graph(**describe(program, Kernels(nodes), CPU, "flops", measure=False))
 
 
 def arguments(program):
@@ -94,7 +94,7 @@ def chain(ws, x):
 def mlp():
     program = flatten(jax.make_jaxpr(jax.value_and_grad(chain))([jnp.ones((64, 64))] * 6, jnp.ones((512, 64))))
     nodes = partition(program)
-    return program, nodes, Graph(**describe(program, nodes, CPU, "flops"))
+    return program, nodes, Graph(**describe(program, Kernels(nodes), CPU, "flops"))
 
 
 def test_elementwise_work_belongs_to_the_kernel_that_reads_it(mlp):
