@@ -14,7 +14,7 @@ from functools import cached_property
 import jax.extend.core as jex
 
 from jaxremat._budget import Budget, budget_bytes
-from jaxremat._buffers import buffers_of, pack
+from jaxremat._buffers import buffers_of, in_use
 from jaxremat._cost import CostFunction
 from jaxremat._errors import BudgetError
 from jaxremat._graph import Graph
@@ -28,7 +28,6 @@ from jaxremat._trace import Program, is_literal
 from jaxremat.solvers import lowest_peak, solve
 
 _ROUNDS = 6
-_TIGHTENINGS = 5  # of the solver's budget, until what it finds also packs into the bytes that are there
 _LAST_RESORT = 10.0  # seconds at least for the schedule of the lowest peak, however little time a solver was given
 _SLACK = 0.02  # of the budget left unused, above which a dearer plan than need be is suspected
 
@@ -111,20 +110,13 @@ class _Fit:
             return schedule.peak
         results = frozenset(v for v in self.program.outvars if not is_literal(v))
         buffers = buffers_of(schedule, self.kernels.nodes, results, self.kernels.bytes_of)
-        return self.constant + pack(buffers, self.target.platform).temporaries(self.target.platform)
+        return self.constant + in_use(buffers, self.target.platform)
 
     def solve(self, graph: Graph, allowed: int) -> Schedule:
         """The cheapest schedule found that is predicted to take at most `allowed` bytes. Raises `BudgetError`."""
-        options, budget = self.options, allowed
-        for _ in range(_TIGHTENINGS):
-            schedule = solve(graph, budget, options.solver, options.time_limit, options.gap)
-            if self.target.platform != "cpu":
-                schedule = fewer_stages(schedule, budget)
-            excess = self.predicted(schedule) - allowed
-            if excess <= 0:
-                return schedule
-            budget = min(budget, schedule.peak) - excess
-        raise BudgetError(f"budget: no schedule that packs into {allowed:,} bytes was found")
+        options = self.options
+        schedule = solve(graph, allowed, options.solver, options.time_limit, options.gap)
+        return schedule if self.target.platform == "cpu" else fewer_stages(schedule, allowed)
 
     def compile(self, jaxpr: jex.ClosedJaxpr) -> Compiled:
         self.compiles += 1

@@ -1,4 +1,4 @@
-"""Fewer, longer runs of recomputation: where XLA orders the program, each run begins with a barrier, which costs fusions."""
+"""Fewer, longer runs of recomputation: each begins with a barrier, which costs fusions where XLA orders the program."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def fewer_stages(schedule: Schedule, budget: int) -> Schedule:
     """
     stages = sorted({t for t, _ in schedule.pairs})
     for later in stages[1:]:
-        earlier = max((t for t, _ in schedule.pairs if t < later), default=None)
+        earlier = max(t for t, _ in schedule.pairs if t < later)
         moved = [(earlier if t == later else t, i) for t, i in schedule.pairs]
-        if earlier is None or any(i >= t for t, i in moved):
+        if any(i >= t for t, i in moved):
             continue
         candidate = replace(schedule, pairs=tuple(moved))
         if candidate.peak <= budget and candidate.cost <= schedule.cost:

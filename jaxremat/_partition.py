@@ -34,6 +34,9 @@ stack tile
 """.split()
 _ALIASING = frozenset("broadcast_in_dim copy copy_p expand_dims name reshape squeeze stop_gradient transpose".split())
 _LIGHT = frozenset(_ELEMENTWISE + _SHAPE)
+_FUSED = frozenset(  # heavy by rule, but XLA may compute them inside several kernels, and was seen to
+    "gather reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum scatter scatter-add scatter_add".split()
+)
 _CALLS = frozenset("custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr jit pjit closed_call".split())
 _CONTROL = frozenset("cond while scan pallas_call custom_call ffi_call shard_map".split())
 _DEAR = frozenset(
@@ -117,8 +120,8 @@ def representatives(program: Program, values: Collection[Any]) -> dict[Any, Any]
 def partition_at(program: Program, values: Collection[Any]) -> tuple[Node, ...]:
     """Group the equations of `program` into nodes that end where one of `values` is made, as a compiler was seen to do.
 
-    `values` are `representatives`. Light equations are computed in every node that needs them. A heavy one that several
-    need is a node of its own.
+    `values` are `representatives`. What XLA fuses is computed in every node that needs it. A product, a convolution or
+    the like that several need is a node of its own.
     """
     flow = _Flow.of(program)
     owners: dict[int, frozenset[int]] = {}
@@ -127,7 +130,7 @@ def partition_at(program: Program, values: Collection[Any]) -> tuple[Node, ...]:
         readers = {r for v in eqn.outvars for r in flow.readers.get(v, ())}
         owning = frozenset[int]().union(*(owners[r] for r in readers))
         root = eqn.effects or any(v in values or v in flow.results for v in eqn.outvars)
-        shared = len(owning) != 1 and not flow.light(k) and flow.output_bytes(k) > flow.tiny
+        shared = len(owning) != 1 and not _primitives(eqn) <= _LIGHT | _FUSED and flow.output_bytes(k) > flow.tiny
         owners[k] = frozenset((k,)) if root or shared or not owning else owning
     members: dict[int, list[int]] = {}
     for k in range(len(flow.eqns)):
