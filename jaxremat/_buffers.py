@@ -7,10 +7,10 @@ fragmentation, which depends on the order that XLA gives the program and is not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jaxremat._partition import Node
+from jaxremat._kernels import Kernels
 from jaxremat._schedule import Schedule
 
 _ALIGNMENT = {"tpu": 512}  # bytes that every buffer is a multiple of
@@ -26,22 +26,26 @@ class Buffer(NamedTuple):
     output: bool = False
 
 
-def buffers_of(
-    schedule: Schedule, nodes: Sequence[Node], results: frozenset[Any], bytes_of: Callable[[Any], int]
-) -> list[Buffer]:
-    """The buffers of a schedule; `results` are the values that the program returns, `bytes_of` gives a value's bytes."""
+def buffers_of(schedule: Schedule, kernels: Kernels, results: frozenset[Any]) -> list[Buffer]:
+    """The buffers of a schedule; `results` are the values that the program returns.
+
+    A value that is written over another one of the same size, which is not read again, takes its buffer over.
+    """
     step = {life.start: k for k, life in enumerate(schedule.lifetimes)}
-    last = len(step)
     found: list[Buffer] = []
-    returned: set[Any] = set()
+    newest: dict[Any, int] = {}  # where in `found` the buffer of a value is
     for k, life in enumerate(schedule.lifetimes):
         found.append(Buffer(schedule.graph.workspace[life.node], k, k))
-        for v in nodes[life.node].outputs:
-            if v not in results:
-                found.append(Buffer(bytes_of(v), k, step[life.end]))
-            elif v not in returned:
-                returned.add(v)
-                found.append(Buffer(bytes_of(v), k, last, output=True))
+        for v in kernels.nodes[life.node].outputs:
+            if v in results and v in newest:
+                continue
+            size = kernels.bytes_of(v)
+            for at in (newest[u] for u in kernels.over.get(v, ()) if u in newest):
+                if found[at].end == k and found[at].size == size and v not in results and not found[at].output:
+                    found[at] = found[at]._replace(end=k - 1)
+                    break
+            newest[v] = len(found)
+            found.append(Buffer(size, k, len(step), True) if v in results else Buffer(size, k, step[life.end]))
     return found
 
 

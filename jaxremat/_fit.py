@@ -109,7 +109,7 @@ class _Fit:
         if not self.kernels.read:
             return schedule.peak
         results = frozenset(v for v in self.program.outvars if not is_literal(v))
-        buffers = buffers_of(schedule, self.kernels.nodes, results, self.kernels.bytes_of)
+        buffers = buffers_of(schedule, self.kernels, results)
         return self.constant + in_use(buffers, self.target.platform)
 
     def solve(self, graph: Graph, allowed: int) -> Schedule:

@@ -20,12 +20,15 @@ from jaxremat._workspace import workspaces
 
 @dataclass(frozen=True)
 class Kernels:
-    """The nodes of a program on a target, and what the compiler said of them: bytes of values, scratch, seconds."""
+    """The nodes of a program on a target, and what the compiler said of them: bytes of values, scratch, seconds, and
+    which values a value may be written over.
+    """
 
     nodes: tuple[Node, ...]
     sizes: Mapping[Any, int] = field(default_factory=dict)
     scratch: Mapping[Any, int] = field(default_factory=dict)
     seconds: Mapping[Any, float] = field(default_factory=dict)
+    over: Mapping[Any, frozenset[Any]] = field(default_factory=dict)
     read: bool = False
 
     def bytes_of(self, v: Any) -> int:
@@ -45,6 +48,9 @@ def kernels(program: Program, target: Target) -> Kernels:
         _gathered(kept, found.sizes, max),
         _gathered(kept, found.scratch, max),
         _gathered(kept, estimates, lambda a, b: a + b),
+        _gathered(
+            kept, {v: frozenset(kept[u] for u in us if u in kept) for v, us in found.over.items()}, frozenset.union
+        ),
         read=True,
     )
 

@@ -33,21 +33,23 @@ class Materialised:
     """`sizes`: bytes of the buffer of each value that has one; `scratch`: of other buffers of the kernel that makes it.
 
     `moved` are the bytes that the kernel reads and writes, and `cycles` the compiler's estimate of its time, where it
-    gives one; of a kernel with several results, each result has its share. `coverage` is the share of all kernels'
-    bytes that could be mapped to values.
+    gives one; of a kernel with several results, each result has its share. `over` are the values whose buffers, if not
+    read again, the kernel may write its result into. `coverage` is the share of all kernels' bytes that could be mapped
+    to values.
     """
 
     sizes: dict[Any, int]
     scratch: dict[Any, int]
     moved: dict[Any, float]
     cycles: dict[Any, float]
+    over: dict[Any, frozenset[Any]]
     coverage: float
 
 
 def materialised(program: Program, target: Target) -> Materialised | None:
     """Compile `program` for `target` and read what it materialises; None where too little of it can be understood."""
     try:
-        module = parse(target.compile(_tagged(program), program.structs()).hlo())
+        module = parse(target.compile(tagged(program), program.structs()).hlo())
     except HloError:
         return None
     found = read(program, module)
@@ -69,7 +71,7 @@ def seconds(found: Materialised, chip: Chip) -> dict[Any, float]:
     }
 
 
-def _tagged(program: Program) -> Any:
+def tagged(program: Program) -> Any:
     def run(*values: Any) -> list[Any]:
         env = dict(zip(program.invars, values, strict=True))
         for k, eqn in enumerate(program.eqns):
@@ -86,17 +88,21 @@ def read(program: Program, module: Module) -> Materialised:
     scratch: dict[Any, int] = {}
     moved: dict[Any, float] = {}
     cycles: dict[Any, float] = {}
+    over: dict[Any, frozenset[Any]] = {}
+    held: dict[str, list[Any]] = {}  # the values in what an instruction leaves, None where they are not known
     arrays = {instruction.name: instruction.arrays for instruction in module.schedule}
     carried: dict[str, int] = {}  # bytes made only for the kernel that reads them, such as a weight in another layout
     mapped = total = 0
     for instruction in module.schedule:
         if instruction.opcode in _NO_BUFFER:
+            held[instruction.name] = _passed_on(instruction, held)
             continue
         values, rest = [], sum(carried.pop(name, 0) for name in instruction.operands)
         for array, origin in zip(instruction.arrays, _origins(module, instruction), strict=True):
             size = array.bytes if array.space == 0 else 0
             total += size
             value = _value(program, origin, array)
+            held.setdefault(instruction.name, []).append(value)
             if value is None:
                 rest += size
                 continue
@@ -104,6 +110,8 @@ def read(program: Program, module: Module) -> Materialised:
             values.append(value)
             if instruction.opcode != "copy" or value not in sizes:
                 sizes[value] = max(size, sizes.get(value, 0))
+        for value, operand in _overwriting(instruction, held):
+            over[value] = over.get(value, frozenset()) | {operand}
         if not values:
             carried[instruction.name] = rest
         read = sum(array.bytes for name in instruction.operands for array in arrays.get(name, ()))
@@ -112,7 +120,28 @@ def read(program: Program, module: Module) -> Materialised:
             share = 1 / len(values)
             moved[value] = moved.get(value, 0.0) + share * (read + sum(a.bytes for a in instruction.arrays))
             cycles[value] = cycles.get(value, 0.0) + share * (instruction.cycles or 0)
-    return Materialised(sizes, scratch, moved, cycles, mapped / total if total else 1.0)
+    return Materialised(sizes, scratch, moved, cycles, over, mapped / total if total else 1.0)
+
+
+def _passed_on(instruction: Instruction, held: dict[str, list[Any]]) -> list[Any]:
+    """The values in what an instruction leaves that only passes its operands on."""
+    passed = [held.get(name, []) for name in instruction.operands]
+    if instruction.opcode == "get-tuple-element" and passed:
+        return passed[0][instruction.index : instruction.index + 1]
+    return [v for values in passed for v in values] if instruction.opcode in ("tuple", "bitcast") else []
+
+
+def _overwriting(instruction: Instruction, held: dict[str, list[Any]]) -> Iterator[tuple[Any, Any]]:
+    """Pairs of a result and an operand whose buffer the backend lets it be written into.
+
+    The backend lists groups of indices: those of operands, and behind them those of results.
+    """
+    count = len(instruction.operands)
+    for group in instruction.config.get("aliasing_operands", {}).get("lists", ()):
+        indices = [int(k) for k in group.get("indices", ())]
+        results = [held[instruction.name][k - count] for k in indices if count <= k < count + len(instruction.arrays)]
+        operands = [held.get(instruction.operands[k], []) for k in indices if k < count]
+        yield from ((r, o[0]) for r in results for o in operands if r is not None and len(o) == 1 and o[0] is not None)
 
 
 def _origins(module: Module, instruction: Instruction) -> Iterator[int | None]:
