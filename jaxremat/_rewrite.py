@@ -20,8 +20,8 @@ import jax.extend.core as jex
 from jaxremat._barrier import barrier, stage_call
 from jaxremat._partition import Node
 from jaxremat._schedule import Statement
-from jaxremat._stage import node_function
-from jaxremat._trace import Program, bytes_of, is_literal
+from jaxremat._stage import node_function, separate_function
+from jaxremat._trace import Program, bytes_of, is_literal, scope_of
 
 
 def rewrite(program: Program, nodes: Sequence[Node], statements: Sequence[Statement], platform: str) -> jex.ClosedJaxpr:
@@ -131,10 +131,11 @@ class _InlineEmitter(_Emitter):
 
     What the run reads passes through it, so that it is not merged with the first computation, and so does what was
     computed since the barrier before, which therefore has to be there first: the run can start no earlier, and nothing
-    from before it is put off.
+    from before it is put off. Backward nodes and recomputes have scalar constants of their own.
     """
 
     recent: dict[Any, None] = field(default_factory=dict)
+    computed: set[int] = field(default_factory=set)
 
     def begin_recomputing(self, run: Sequence[int]) -> None:
         made: set[Any] = set()
@@ -147,5 +148,8 @@ class _InlineEmitter(_Emitter):
 
     def compute(self, k: int) -> None:
         node = self.nodes[k]
-        self.store(k, self.functions[k](*(self.env[v] for v in node.inputs)))
+        separate = k in self.computed or any("transpose(" in scope_of(eqn) for eqn in node.eqns)
+        fun = separate_function(node) if separate else self.functions[k]
+        self.store(k, fun(*(self.env[v] for v in node.inputs)))
         self.recent |= dict.fromkeys(node.outputs)
+        self.computed.add(k)

@@ -7,12 +7,18 @@ from typing import Any
 
 import jax
 
+from jaxremat._barrier import barrier
 from jaxremat._convolution import canonical_convolution
 from jaxremat._partition import Node
 from jaxremat._pooling import max_pool_gradient
-from jaxremat._trace import evaluate, struct_of
+from jaxremat._trace import bind, bytes_of, evaluate, is_literal, struct_of
 
 _CPU_RULES = {"conv_general_dilated": canonical_convolution, "select_and_scatter_add": max_pool_gradient}
+
+
+# What XLA makes arrays of scalars for. It makes equal ones once, and may keep them from one pass to the other.
+_OF_SCALARS = "broadcast_in_dim clamp eq ge gt le lt max min ne select_n".split()
+_LARGE = 4096  # bytes
 
 
 def node_function(node: Node, platform: str) -> Callable[..., list[Any]]:
@@ -21,6 +27,36 @@ def node_function(node: Node, platform: str) -> Callable[..., list[Any]]:
     def stage(*values: Any) -> list[Any]:
         env = dict(zip(node.inputs, values, strict=True))
         evaluate(node.eqns, env, _CPU_RULES if platform == "cpu" else None)
+        return [env[v] for v in node.outputs]
+
+    stage.__name__ = stage.__qualname__ = node.name
+    return stage
+
+
+def separate_function(node: Node) -> Callable[..., list[Any]]:
+    """As `node_function`, with scalar constants of its own, for a node that runs long after others with the same ones.
+
+    For `relu` and the like XLA:TPU and XLA:GPU otherwise make one array of zeros in the forward pass and keep it for
+    the backward pass.
+    """
+
+    def stage(*values: Any) -> list[Any]:
+        env = dict(zip(node.inputs, values, strict=True))
+        smallest = min(node.inputs, key=lambda v: bytes_of(v.aval), default=None)
+        own: dict[Any, Any] = {}
+
+        def separated(eqn: Any, *operands: Any) -> list[Any]:
+            if smallest is None or bytes_of(eqn.outvars[0].aval) < _LARGE:
+                return bind(eqn, operands)
+            return bind(eqn, [mine(a, x) if is_literal(a) else x for a, x in zip(eqn.invars, operands, strict=True)])
+
+        def mine(literal: Any, value: Any) -> Any:
+            key = (complex(value), literal.aval.dtype, literal.aval.weak_type)
+            if key not in own:
+                own[key] = barrier(jax.numpy.asarray(value, literal.aval.dtype), env[smallest])[0]
+            return own[key]
+
+        evaluate(node.eqns, env, dict.fromkeys(_OF_SCALARS, separated))
         return [env[v] for v in node.outputs]
 
     stage.__name__ = stage.__qualname__ = node.name

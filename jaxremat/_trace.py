@@ -119,7 +119,7 @@ def evaluate(
     for eqn in eqns:
         values = [a.val if is_literal(a) else env[a] for a in eqn.invars]
         rule = rules.get(eqn.primitive.name) if rules else None
-        results = _bind(eqn, values) if rule is None else rule(eqn, *values)
+        results = bind(eqn, values) if rule is None else rule(eqn, *values)
         env.update(zip(eqn.outvars, results, strict=True))
 
 
@@ -133,7 +133,8 @@ def _scope(eqn: Any) -> contextlib.AbstractContextManager[Any]:
     return jax.named_scope(scope) if scope else contextlib.nullcontext()
 
 
-def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
+def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
+    """The results of `eqn` on other operands, under the settings and scopes that it was traced under."""
     params = eqn.primitive.get_bind_params(eqn.params)
     with eqn.ctx.manager, _scope(eqn):
         results = eqn.primitive.bind(*values, **params)
@@ -152,12 +153,12 @@ def _evaluate_jaxpr(
             with _scope(eqn):
                 results = _evaluate_jaxpr(inner.jaxpr, inner.consts, values, seen)
         elif seen is None or eqn.effects:
-            results = _bind(eqn, values)
+            results = bind(eqn, values)
         else:
             key = _equation_key(eqn, values)
             results = seen.get(key) if key is not None else None
             if results is None:
-                results = _bind(eqn, values)
+                results = bind(eqn, values)
                 if key is not None:
                     seen[key] = results
         env.update(zip(eqn.outvars, results, strict=True))
