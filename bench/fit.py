@@ -1,11 +1,13 @@
-"""Budgets against what is measured: plain, planned and compiled peak of each model at each budget.
+"""Budgets against what is measured: plain, planned and compiled peak of each model at each budget, on each target.
 
 python bench/fit.py --models vgg16 gpt --budgets 0.8 0.7 --json fit.json
+python bench/fit.py --targets tpu:v5e cuda:a100 --json chips.json
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -14,15 +16,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import jax
+
 import jaxremat
 from bench.models import MODELS, Case, model
 
 
-def row(case: Case, budget: float, cost: str) -> dict[str, Any]:
+def row(case: Case, target: str, budget: float, cost: str) -> dict[str, Any]:
     """One line of the table: a plan, or the smallest budget that works."""
-    fun = jaxremat.value_and_grad(case.loss, has_aux=case.has_aux, budget=budget, cost=cost)
+    fun = jaxremat.value_and_grad(case.loss, has_aux=case.has_aux, budget=budget, cost=cost, target=target)
     start = time.perf_counter()
-    result: dict[str, Any] = {"model": case.name, "budget": budget}
+    result: dict[str, Any] = {"model": case.name, "target": target, "budget": budget}
     try:
         plan = fun.plan(*case.args)
     except jaxremat.BudgetError as error:
@@ -42,7 +46,7 @@ def row(case: Case, budget: float, cost: str) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any]) -> str:
-    head = f"{row['model']:10} {row['budget']:6.2f} "
+    head = f"{row['target']:9} {row['model']:10} {row['budget']:6.2f} "
     if "minimum_bytes" in row:
         return (
             head + f"smallest that works: {row['minimum_bytes']:,} bytes ({row['operation']}), {row['seconds']:.0f} s"
@@ -57,16 +61,19 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, default=["mlp", "vgg16", "unet", "gpt", "resnet50", "lstm"]
     )
+    parser.add_argument("--targets", nargs="+", default=["cpu"], help="such as cpu tpu:v5e cuda:a100")
     parser.add_argument("--budgets", nargs="+", type=float, default=[0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
     parser.add_argument("--cost", default="auto")
     parser.add_argument("--json", type=Path, help="write the rows here as well")
     options = parser.parse_args()
-    print("model      budget    plain planned/p measured/p overhead     gap  seconds   (plain in MiB)")
+    print("target    model      budget    plain planned/p measured/p overhead     gap  seconds   (plain in MiB)")
     rows = []
-    for name in options.models:
+    for target, name in itertools.product(options.targets, options.models):
         case = model(name)
         for budget in options.budgets:
-            rows.append(row(case, budget, options.cost))
+            # On a TPU a product of float32 arrays is one of bfloat16 arrays unless told otherwise.
+            with jax.default_matmul_precision("highest" if target.startswith("tpu") else "default"):
+                rows.append(row(case, target, budget, options.cost))
             print(line(rows[-1]), flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))

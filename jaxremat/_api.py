@@ -55,7 +55,8 @@ def grad(
     - `solver`: a name in `jaxremat.SOLVERS`.
     - `cost`: what a schedule minimises: `"xla"` (seconds by XLA's counts of operations and bytes), `"flops"`, a function
       of a node, or `"auto"`.
-    - `target`: the platform to plan for; None is the default backend.
+    - `target`: the chip to plan for, such as `"cpu"`, `"tpu:v5e"`, `"cuda:a100"`; None is the default backend. A chip that
+      is not here is compiled for ahead of time, which needs the extra `jaxremat[tpu]` or `jaxremat[cuda]`.
     - `time_limit`, `gap`: seconds for each solve, and the relative gap at which it may stop.
     - `plan`: a plan made before for the same function and shapes; nothing is solved, and `budget` is not looked at.
     - `progress`: True to print what is being done to standard error, or a function that is given each message.

@@ -2,8 +2,8 @@
 
 On CPU every node is a call that XLA does not inline, and consecutive calls are tied by a barrier where no value already
 links them, so the compiled program runs in the order of the schedule. On other platforms the equations stand free, so
-that XLA may fuse them, and only where recomputation begins a barrier ties its inputs to the latest value before it:
-the recompute can then start no earlier.
+that XLA may fuse them, and only where a run of recomputation begins a barrier ties its inputs to the values before it:
+the run can then start no earlier.
 
 A value that the schedule deallocates is not read again, so it is dead in the rewritten jaxpr from its last reader on.
 """
