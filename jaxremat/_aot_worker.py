@@ -5,6 +5,7 @@ has. The first message is the chip, as a dict; then programs come in one after a
 what the compiler says of each goes out. Messages are pickles.
 """
 
+import importlib
 import os
 import pickle
 import sys
@@ -94,9 +95,7 @@ def _find_nvcc() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_gpu_cuda_data_dir" in flags:
         return
-    import nvidia
-
-    for folder in nvidia.__path__:
+    for folder in importlib.import_module("nvidia").__path__:
         if os.path.isdir(os.path.join(folder, "cuda_nvcc")):
             os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_cuda_data_dir={os.path.join(folder, 'cuda_nvcc')}".strip()
             return

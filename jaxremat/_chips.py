@@ -130,3 +130,6 @@ CHIPS = {
         ),
     )
 }
+
+# Of each platform, the chip that programs too large for another one are compiled for.
+ROOMIEST = {chip.platform: chip.name for chip in sorted(CHIPS.values(), key=lambda chip: chip.memory)}

@@ -16,7 +16,7 @@ import jax.extend.core as jex
 from jaxremat._budget import Budget, budget_bytes
 from jaxremat._buffers import buffers_of, in_use
 from jaxremat._cost import CostFunction
-from jaxremat._errors import BudgetError
+from jaxremat._errors import BudgetError, PlanMismatchError
 from jaxremat._graph import Graph
 from jaxremat._kernels import Kernels, describe, kernels
 from jaxremat._merge import fewer_stages
@@ -71,7 +71,12 @@ def follow(program: Program, plan: Plan) -> Fitted:
     if plan.plain:
         jaxpr = program.plain
     else:
-        jaxpr = rewrite(program, kernels(program, target).nodes, plan.schedule.statements, target.platform)
+        nodes = kernels(program, target).nodes
+        if tuple(node.name for node in nodes) != plan.graph.names:
+            raise PlanMismatchError(
+                "plan: this compiler makes other kernels of the program than the plan is for; plan again"
+            )
+        jaxpr = rewrite(program, nodes, plan.schedule.statements, target.platform)
     compiled = target.compile(jex.jaxpr_as_fun(jaxpr), program.structs())
     return Fitted(replace(plan, rewritten=jaxpr, measured_peak_bytes=compiled.memory.peak), compiled)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 
-from jaxremat._aot import check_available, compiler
-from jaxremat._chips import CHIPS, Chip
+from jaxremat._aot import CompilationError, check_available, compiler
+from jaxremat._chips import CHIPS, ROOMIEST, Chip
 
 # Options that save compile time where only memory is looked at. A version of XLA may not know them.
 _QUICK: dict[str, dict[str, Any]] = {
@@ -103,7 +103,7 @@ class Target:
         With `quick` its machine code is not optimised, which changes nothing about its memory.
         """
         if self.chip is not None:
-            return _compiled_elsewhere(self.chip, lowered)
+            return _compiled_for(self.chip, lowered)
         options = _QUICK.get(self.platform) if quick else None
         try:
             return _compiled_here(lowered.compile(compiler_options=options))
@@ -122,6 +122,22 @@ def _compiled_here(compiled: Any) -> Compiled:
         aliased=stats.alias_size_in_bytes,
     )
     return Compiled(memory, analysis_of(compiled), compiled.as_text, compiled)
+
+
+def _compiled_for(chip: Chip, exported: bytes) -> Compiled:
+    """Compiled for `chip`; a program that its compiler refuses for want of memory, for the roomiest chip of the family.
+
+    What that program takes is then what the roomiest chip's takes, and in any case more than `chip` has.
+    """
+    try:
+        return _compiled_elsewhere(chip, exported)
+    except CompilationError as error:
+        roomiest = CHIPS[ROOMIEST[chip.platform]]
+        if "RESOURCE_EXHAUSTED" not in str(error) or roomiest.memory <= chip.memory:
+            raise
+    found = _compiled_elsewhere(roomiest, exported)
+    missing = chip.memory + 1 - found.memory.peak
+    return replace(found, memory=replace(found.memory, temporaries=found.memory.temporaries + max(0, missing)))
 
 
 def _compiled_elsewhere(chip: Chip, exported: bytes) -> Compiled:

@@ -96,6 +96,27 @@ def test_a_plan_for_a_chip_runs_here_with_the_same_gradients(name):
     )
 
 
+def test_a_step_too_large_for_its_chip_gets_a_plan_that_fits_it():
+    target = need("tpu:v5e")
+    with jax.default_matmul_precision("highest"):
+        step = jaxremat.value_and_grad(loss, budget="auto", target="tpu:v5e", time_limit=10)
+        plan = step.plan(*arguments(layers=12, width=1024, rows=2**19))
+    assert plan.plain_peak_bytes > target.memory
+    assert plan.measured_peak_bytes <= target.memory == plan.budget_bytes
+
+
+@pytest.mark.parametrize("name", ["cuda:a100"])
+def test_a_saved_plan_for_a_chip_is_followed(name, tmp_path):
+    need(name)
+    plan = jaxremat.value_and_grad(loss, budget=0.75, target=name, time_limit=10).plan(*arguments())
+    plan.save(tmp_path / "plan.json")
+    again = jaxremat.value_and_grad(loss, plan=jaxremat.Plan.load(tmp_path / "plan.json"), target=name).plan(
+        *arguments()
+    )
+    assert again.measured_peak_bytes == plan.measured_peak_bytes
+    assert str(again.jaxpr) == str(plan.jaxpr)
+
+
 def test_what_a_compiler_refuses_is_told_and_the_next_program_compiles():
     target = need("tpu:v5e")
     with pytest.raises(CompilationError):
