@@ -75,7 +75,8 @@ def grad(
     transform = functools.partial(
         jax.grad, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
     )
-    return _budgeted(fun, transform, argnums, budget, solver, cost, target, time_limit, gap, plan, progress)
+    options = checked_options(budget, solver, cost, target, time_limit, gap, progress)
+    return _budgeted(fun, transform, argnums, options, plan)
 
 
 def value_and_grad(
@@ -103,7 +104,8 @@ def value_and_grad(
     transform = functools.partial(
         jax.value_and_grad, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
     )
-    return _budgeted(fun, transform, argnums, budget, solver, cost, target, time_limit, gap, plan, progress)
+    options = checked_options(budget, solver, cost, target, time_limit, gap, progress)
+    return _budgeted(fun, transform, argnums, options, plan)
 
 
 def remat(
@@ -127,26 +129,20 @@ def remat(
     >>> step(jnp.ones(2))
     Array([0., 0.], dtype=float32)
     """
-    return _budgeted(fun, lambda f: f, (), budget, solver, cost, target, time_limit, gap, plan, progress)
+    options = checked_options(budget, solver, cost, target, time_limit, gap, progress)
+    return _budgeted(fun, lambda f: f, (), options, plan)
 
 
 def _budgeted(
     fun: Callable[..., Any],
     transform: Callable[[Callable[..., Any]], Callable[..., Any]],
     argnums: int | Sequence[int],
-    budget: Budget,
-    solver: str,
-    cost: str | CostFunction,
-    target: str | None,
-    time_limit: float,
-    gap: float,
+    options: Options,
     plan: Plan | None,
-    progress: Progress,
 ) -> Callable[..., Any]:
-    """Check the keywords, and give `transform(fun)` its budget."""
+    """Give `transform(fun)` its budget."""
     if not callable(fun):
         raise TypeError(f"fun: expected a function, got {fun!r}")
-    options = checked_options(budget, solver, cost, target, time_limit, gap, progress)
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"plan: expected a jaxremat.Plan, got {plan!r}; Plan.load(path) reads a saved one")
     return _wrapped(fun, _Budgeted(fun, transform, argnums, options, plan))

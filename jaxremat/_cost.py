@@ -49,14 +49,15 @@ def costs(
     counted: dict[str, float] = {}
     result = []
     for node in nodes:
+        if cost != "flops" and node.outputs and all(v in estimates for v in node.outputs):
+            result.append(math.fsum(estimates[v] for v in node.outputs))
+            continue
         key = node_key(node, target.platform)
         if key not in counted:
             lowered = jax.jit(node_function(node, target.platform)).lower(*node_structs(node))
             counted[key] = max(0.0, analysis_of(lowered).get("flops", 0.0))
         if cost == "flops":
             result.append(counted[key])
-        elif node.outputs and all(v in estimates for v in node.outputs):
-            result.append(math.fsum(estimates[v] for v in node.outputs))
         else:
             moved = sum(bytes_of(v.aval) for v in (*node.inputs, *node.outputs))
             result.append(counted[key] / rate + moved / bandwidth)

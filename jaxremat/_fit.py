@@ -24,7 +24,7 @@ from jaxremat._plan import Plan
 from jaxremat._rewrite import rewrite
 from jaxremat._schedule import Schedule
 from jaxremat._target import Compiled, Target
-from jaxremat._trace import Program, is_literal
+from jaxremat._trace import Program
 from jaxremat.solvers import lowest_peak, solve
 
 _ROUNDS = 6
@@ -113,8 +113,7 @@ class _Fit:
         """Bytes that the program of a schedule is expected to take."""
         if not self.kernels.read:
             return schedule.peak
-        results = frozenset(v for v in self.program.outvars if not is_literal(v))
-        buffers = buffers_of(schedule, self.kernels, results)
+        buffers = buffers_of(schedule, self.kernels, self.program.results)
         return self.constant + in_use(buffers, self.target.platform)
 
     def solve(self, graph: Graph, allowed: int) -> Schedule:

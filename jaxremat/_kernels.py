@@ -14,7 +14,7 @@ from jaxremat._cost import CostFunction, costs
 from jaxremat._materialised import materialised, seconds
 from jaxremat._partition import Node, dependencies, partition, partition_at, representatives
 from jaxremat._target import Target
-from jaxremat._trace import Program, bytes_of, is_literal, scope_of
+from jaxremat._trace import Program, bytes_of
 from jaxremat._workspace import workspaces
 
 
@@ -77,7 +77,7 @@ def describe(
     beside the results it writes.
     """
     nodes = kernels.nodes
-    results = frozenset(v for v in program.outvars if not is_literal(v))
+    results = program.results
     held = results | frozenset(program.invars)
     if kernels.read:
         workspace = [max((kernels.scratch.get(v, 0) for v in node.outputs), default=0) for node in nodes]
@@ -99,8 +99,7 @@ def _backward(nodes: Sequence[Node]) -> list[bool] | None:
     """Which nodes belong to the backward pass, or come after it; None if the program was not differentiated."""
     marks: dict[Any, bool] = {}
     for node in nodes:
-        transposed = any("transpose(" in scope_of(eqn) for eqn in node.eqns)
-        mark = transposed or any(marks.get(v, False) for v in node.inputs)
+        mark = node.transposed or any(marks.get(v, False) for v in node.inputs)
         marks |= dict.fromkeys(node.outputs, mark)
     backward = [any(marks[v] for v in node.outputs) for node in nodes]
     return backward if any(backward) else None

@@ -114,11 +114,11 @@ def read(program: Program, module: Module) -> Materialised:
             over[value] = over.get(value, frozenset()) | {operand}
         if not values:
             carried[instruction.name] = rest
-        read = sum(array.bytes for name in instruction.operands for array in arrays.get(name, ()))
+        inputs = sum(array.bytes for name in instruction.operands for array in arrays.get(name, ()))
         for value in values:
             scratch[value] = max(rest, scratch.get(value, 0))
             share = 1 / len(values)
-            moved[value] = moved.get(value, 0.0) + share * (read + sum(a.bytes for a in instruction.arrays))
+            moved[value] = moved.get(value, 0.0) + share * (inputs + sum(a.bytes for a in instruction.arrays))
             cycles[value] = cycles.get(value, 0.0) + share * (instruction.cycles or 0)
     return Materialised(sizes, scratch, moved, cycles, over, mapped / total if total else 1.0)
 
@@ -170,9 +170,5 @@ def _value(program: Program, origin: int | None, array: Array) -> Any:
     """The result of equation `origin` that `array` holds, if it is one by its number of elements."""
     if origin is None:
         return None
-    fitting = [
-        v
-        for v in program.eqns[origin].outvars
-        if v.aval.size <= array.size <= max(_LARGEST_PADDING * v.aval.size, v.aval.size)
-    ]
+    fitting = [v for v in program.eqns[origin].outvars if v.aval.size <= array.size <= _LARGEST_PADDING * v.aval.size]
     return min(fitting, key=lambda v: array.size - v.aval.size, default=None)

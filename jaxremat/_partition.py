@@ -19,7 +19,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from jaxremat._trace import Program, bytes_of, is_literal
+from jaxremat._trace import Program, bytes_of, is_literal, scope_of
 
 _ELEMENTWISE = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp conj convert_element_type
@@ -58,8 +58,9 @@ class Node:
     effects: bool = False
 
     @property
-    def position(self) -> Any:
-        return self.eqns[-1]
+    def transposed(self) -> bool:
+        """Whether it computes part of a backward pass."""
+        return any("transpose(" in scope_of(eqn) for eqn in self.eqns)
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class _Flow:
                 readers.setdefault(v, []).append(k)
             producer |= dict.fromkeys(eqn.outvars, k)
         largest = max((bytes_of(v.aval) for eqn in program.eqns for v in eqn.outvars), default=0)
-        results = frozenset(v for v in program.outvars if not is_literal(v) and v in producer)
+        results = frozenset(v for v in program.results if v in producer)
         return cls(
             program.eqns, producer, {v: tuple(ks) for v, ks in readers.items()}, results, tiny=max(256, largest // 1024)
         )
@@ -338,7 +339,7 @@ def _order(nodes: list[Node], program: Program) -> tuple[Node, ...]:
 
     XLA and JAX leave weight gradients to the end, and with them the activations they read.
     """
-    results = frozenset(v for v in program.outvars if not is_literal(v))
+    results = program.results
     deps = dependencies(nodes)
     readers: list[set[int]] = [set() for _ in nodes]
     for k, ds in enumerate(deps):

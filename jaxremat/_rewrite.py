@@ -10,6 +10,7 @@ A value that the schedule deallocates is not read again, so it is dead in the re
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +22,12 @@ from jaxremat._barrier import barrier, stage_call
 from jaxremat._partition import Node
 from jaxremat._schedule import Statement
 from jaxremat._stage import node_function, separate_function
-from jaxremat._trace import Program, bytes_of, is_literal, scope_of
+from jaxremat._trace import Program, bytes_of, is_literal
 
 
 def rewrite(program: Program, nodes: Sequence[Node], statements: Sequence[Statement], platform: str) -> jex.ClosedJaxpr:
     """The jaxpr that computes `program` in the order of `statements`, for a platform ("cpu", "tpu", "cuda", ...)."""
-    results = {v for v in program.outvars if not is_literal(v)}
-    kept = [_keep_results(node, results) for node in nodes]
+    kept = [_keep_results(node, program.results) for node in nodes]
     emitter = _CallEmitter if platform == "cpu" else _InlineEmitter
 
     def run(*values: Any) -> list[Any]:
@@ -65,22 +65,24 @@ class _Kept(Node):
     results: frozenset[Any] = frozenset()
 
 
-def _keep_results(node: Node, results: set[Any]) -> _Kept:
+def _keep_results(node: Node, results: frozenset[Any]) -> _Kept:
     kept = frozenset(v for v in node.outputs if v in results)
     return _Kept(node.name, node.eqns, node.inputs, node.outputs, node.effects, kept)
 
 
 @dataclass
-class _Emitter:
+class _Emitter(ABC):
     functions: list[Callable[..., list[Any]]]
     nodes: Sequence[_Kept]
     env: dict[Any, Any]
 
+    @abstractmethod
     def begin_recomputing(self, run: Sequence[int]) -> None:
         """Called before the nodes of `run` are computed again, one after another."""
 
+    @abstractmethod
     def compute(self, k: int) -> None:
-        raise NotImplementedError
+        """Compute node `k`, for the first time or again."""
 
     def deallocate(self, k: int) -> None:
         for v in self.nodes[k].outputs:
@@ -101,6 +103,9 @@ class _CallEmitter(_Emitter):
 
     jitted: dict[int, Callable[..., list[Any]]] = field(default_factory=dict)
     last: int | None = None
+
+    def begin_recomputing(self, run: Sequence[int]) -> None:
+        """Nothing: a call is neither merged with another one nor moved."""
 
     def compute(self, k: int) -> None:
         node = self.nodes[k]
@@ -148,7 +153,7 @@ class _InlineEmitter(_Emitter):
 
     def compute(self, k: int) -> None:
         node = self.nodes[k]
-        separate = k in self.computed or any("transpose(" in scope_of(eqn) for eqn in node.eqns)
+        separate = node.transposed or k in self.computed
         fun = separate_function(node) if separate else self.functions[k]
         self.store(k, fun(*(self.env[v] for v in node.inputs)))
         self.recent |= dict.fromkeys(node.outputs)

@@ -67,9 +67,14 @@ class Program:
         return self.jaxpr.jaxpr.outvars
 
     @cached_property
+    def results(self) -> frozenset[Any]:
+        """The variables among the outputs."""
+        return frozenset(v for v in self.outvars if not is_literal(v))
+
+    @cached_property
     def eqns(self) -> tuple[Any, ...]:
         """The equations that an output or an effect needs, in order."""
-        needed = {v for v in self.outvars if not is_literal(v)}
+        needed = set(self.results)
         kept = []
         for eqn in reversed(self.jaxpr.jaxpr.eqns):
             if eqn.effects or any(v in needed for v in eqn.outvars):
