@@ -107,7 +107,7 @@ def flatten(closed: jex.ClosedJaxpr) -> Program:
     def with_consts(inline: bool, *values: Any) -> list[Any]:
         split = len(consts)
         seen: dict[Hashable, Any] | None = {} if inline else None
-        return _evaluate_jaxpr(jaxpr, values[:split], values[split:], seen)
+        return evaluate_jaxpr(jaxpr, values[:split], values[split:], seen)
 
     structs = [struct_of(c) for c in consts] + [struct_of(v.aval) for v in jaxpr.invars]
     plain = closed if not consts else jax.make_jaxpr(partial(with_consts, False))(*structs)
@@ -133,7 +133,7 @@ def scope_of(eqn: Any) -> str:
     return str(eqn.source_info.name_stack)
 
 
-def _scope(eqn: Any) -> contextlib.AbstractContextManager[Any]:
+def scoped(eqn: Any) -> contextlib.AbstractContextManager[Any]:
     scope = scope_of(eqn)
     return jax.named_scope(scope) if scope else contextlib.nullcontext()
 
@@ -141,12 +141,12 @@ def _scope(eqn: Any) -> contextlib.AbstractContextManager[Any]:
 def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
     """The results of `eqn` on other operands, under the settings and scopes that it was traced under."""
     params = eqn.primitive.get_bind_params(eqn.params)
-    with eqn.ctx.manager, _scope(eqn):
+    with eqn.ctx.manager, scoped(eqn):
         results = eqn.primitive.bind(*values, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _evaluate_jaxpr(
+def evaluate_jaxpr(
     jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seen: dict[Hashable, Any] | None
 ) -> list[Any]:
     """Evaluate `jaxpr`; with a `seen` table, open its calls and reuse the result of an equal earlier equation."""
@@ -155,8 +155,8 @@ def _evaluate_jaxpr(
         values = [a.val if is_literal(a) else env[a] for a in eqn.invars]
         inner = _inner_jaxpr(eqn) if seen is not None else None
         if inner is not None:
-            with _scope(eqn):
-                results = _evaluate_jaxpr(inner.jaxpr, inner.consts, values, seen)
+            with scoped(eqn):
+                results = evaluate_jaxpr(inner.jaxpr, inner.consts, values, seen)
         elif seen is None or eqn.effects:
             results = bind(eqn, values)
         else:

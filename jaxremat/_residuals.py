@@ -1,0 +1,190 @@
+"""What a pair of scans keeps of each iteration, and what the backward one computes again.
+
+The equations of an iteration that either scan can run, and the values they make, give a 0-1 program: the cut relaxation
+of section C for a single cut, between the two bodies, where every byte that crosses it counts once an iteration. Each
+value that the backward body reads is kept, or its equation runs there too, on values that are kept or run in turn. With
+the bytes bounded ever lower it gives a ladder of choices, from the cheapest one to the one that keeps the least.
+
+On top of it, iterations go in *segments*: only the carry at the start of each is kept, and the backward scan runs the
+forward one again a segment at a time, of which it keeps what such a choice says; segments may have segments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxremat._pairs import Pair, variables
+from jaxremat._trace import bytes_of, is_literal
+from jaxremat.solvers._highs import Highs
+from jaxremat.solvers._mip import Mip
+
+_RUNGS = 8  # of choices of residuals between the cheapest and the smallest
+_SECONDS = 10.0  # for each choice of residuals
+_DEEPEST = 3  # segments within segments
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one pair of scans does; numbers are those of the joint body's equations and of `values`.
+
+    - `kept`: what the forward scan stacks, as (equation, result), or (-1, k) for its k-th input.
+    - `again`: the equations that the backward scan runs again; `extra`: those that the forward scan runs for `kept` only.
+    - `segments`: iterations in a segment, of a segment in a segment of that, and so on; empty for none.
+    - `bytes`: of the stacks. `cost`: of one more run of `again` and `extra`, and of the segments', over all iterations.
+    """
+
+    forward: int
+    backward: int
+    kept: tuple[tuple[int, int], ...]
+    again: tuple[int, ...]
+    extra: tuple[int, ...]
+    segments: tuple[int, ...] = ()
+    bytes: int = 0
+    cost: float = 0.0
+
+
+def value(pair: Pair, place: tuple[int, int]) -> Any:
+    """The variable of the joint body that (equation, result) or (-1, input) stands for."""
+    k, j = place
+    return pair.inputs[j] if k < 0 else pair.joint.eqns[k].outvars[j]
+
+
+def ladder(pair: Pair, cost: Callable[[Any], float], traffic: float) -> list[Choice]:
+    """Choices for `pair`, ever dearer and ever smaller. `cost` is that of an equation, `traffic` that of a byte kept."""
+    costs = {k: cost(pair.joint.eqns[k]) for k in pair.early}
+    with Highs() as highs:
+        flat = list(_flat(pair, costs, traffic, highs))
+    choices = [*flat, *(c for choice in flat for c in _segmented(pair, choice, costs))] if pair.opposed else flat
+    choices.sort(key=lambda c: (c.cost, c.bytes))
+    rungs: list[Choice] = []
+    for choice in choices:
+        if not rungs or choice.bytes < 0.95 * rungs[-1].bytes:
+            rungs.append(choice)
+    return rungs
+
+
+def _flat(pair: Pair, costs: Mapping[int, float], traffic: float, highs: Highs) -> list[Choice]:
+    """Choices without segments."""
+    best = _choose(pair, costs, traffic, math.inf, highs)
+    if best is None:
+        return []
+    least = _choose(pair, dict.fromkeys(costs, 0.0), 1.0, math.inf, highs)
+    found = [best]
+    lowest = max(1, least.bytes if least else 1)
+    for rung in range(1, _RUNGS + 1):
+        limit = best.bytes * (lowest / max(1, best.bytes)) ** (rung / _RUNGS)
+        choice = _choose(pair, costs, traffic, limit * (1 + 1e-9), highs)
+        if choice is not None and choice.bytes < found[-1].bytes:
+            found.append(choice)
+    return found
+
+
+def _choose(pair: Pair, costs: Mapping[int, float], traffic: float, limit: float, highs: Highs) -> Choice | None:
+    """The cheapest choice whose stacks take at most `limit` bytes."""
+    eqns, length = pair.joint.eqns, pair.first.length
+    near = sorted(pair.needed_for(pair.residuals) & pair.early)
+    mip = Mip()
+    again = {k: mip.binary(cost=costs[k]) for k in near}
+    extra = {k: mip.binary(cost=costs[k]) for k in near if k not in pair.forced}
+    places = _places(pair, near)
+    keep = {v: mip.binary(cost=traffic * bytes_of(v.aval)) for v in places}
+    standing = _standing(pair)
+
+    def available(v: Any) -> dict[int, float] | None:
+        """Variables one of which must be 1 for `v` to be there in the backward body; None if it always is."""
+        if v not in keep or v in standing:
+            return None
+        made = pair.made_by.get(v)
+        sources = [keep[v], again.get(made) if made is not None else None, *(keep[c] for c in _handed_on(pair, v))]
+        return dict.fromkeys((s for s in sources if s is not None), 1.0)
+
+    for v in pair.residuals:
+        if (sources := available(v)) is not None:
+            mip.row(sources, ">", 1.0)
+    for k, run in again.items():
+        for v in variables(eqns[k].invars):
+            if (sources := available(v)) is not None:
+                mip.row(sources | {run: -1.0}, ">", 0.0)
+    for k, run in extra.items():
+        for v in eqns[k].outvars:
+            if v in keep:
+                mip.row({keep[v]: 1.0, run: -1.0}, "<", 0.0)
+        for v in variables(eqns[k].invars):
+            if pair.made_by.get(v) in extra:
+                mip.row({run: 1.0, extra[pair.made_by[v]]: -1.0}, "<", 0.0)
+    sizes = {keep[v]: float(bytes_of(v.aval) * length) for v in places if v not in standing}
+    if math.isfinite(limit) and sizes:
+        unit = max(sizes.values()) or 1.0
+        mip.row({k: size / unit for k, size in sizes.items()}, "<", limit / unit)
+    scale = max(mip.cost, default=0.0) or 1.0
+    x = highs.solve(replace(mip, cost=[c / scale for c in mip.cost]), _SECONDS).x
+    if x is None:
+        return None
+    kept = [v for v in places if x[keep[v]] > 0.5 and v not in standing]
+    return Choice(
+        pair.forward,
+        pair.backward,
+        kept=tuple(places[v] for v in kept),
+        again=tuple(k for k, run in again.items() if x[run] > 0.5),
+        extra=tuple(k for k, run in extra.items() if x[run] > 0.5),
+        bytes=sum(bytes_of(v.aval) for v in kept) * length,
+        cost=length * sum(c * x[j] for j, c in enumerate(mip.cost)),
+    )
+
+
+def _places(pair: Pair, near: Sequence[int]) -> dict[Any, tuple[int, int]]:
+    """What can be kept, and where it stands."""
+    inputs = [*pair.carry, *pair.xs]
+    first = len(pair.consts)
+    places = {v: (-1, first + j) for j, v in enumerate(inputs)}
+    return places | {v: (k, j) for k in near for j, v in enumerate(pair.joint.eqns[k].outvars)}
+
+
+def _standing(pair: Pair) -> set[Any]:
+    """What the backward scan can read at no cost: stacks that are made in any case, and operands that are there."""
+    lasting = {pair.ys[j] for j in pair.lasting if not is_literal(pair.ys[j])}
+    return lasting | {pair.xs[j] for j in pair.at_hand}
+
+
+def _handed_on(pair: Pair, v: Any) -> list[Any]:
+    """The carries that `v` becomes at the end of an iteration: where they are kept, the next iteration has them."""
+    if not pair.opposed:
+        return []
+    return [c for c, out in zip(pair.carry, pair.carry_out, strict=True) if out is v]
+
+
+def _segmented(pair: Pair, choice: Choice, costs: Mapping[int, float]) -> list[Choice]:
+    """The choice within segments, of segments, up to a few deep: of each depth the lengths that take the least."""
+    length = pair.first.length
+    carry = sum(bytes_of(v.aval) for v in pair.carry)
+    held = sum(bytes_of(pair.xs[j].aval) for j in range(len(pair.xs)) if j not in pair.at_hand) * length
+    forward = length * math.fsum(costs[k] for k in pair.needed_for(pair.carry_out))
+    inner = choice.bytes // length
+    found = []
+    for depth in range(1, _DEEPEST + 1):
+        options = [(_bytes(length, s, carry, inner), s) for s in _nested(length, depth)]
+        if not options:
+            break
+        size, segments = min(options)
+        found.append(replace(choice, segments=segments, bytes=size + held, cost=choice.cost + depth * forward))
+    return found
+
+
+def _bytes(length: int, segments: tuple[int, ...], carry: int, inner: int) -> int:
+    """Bytes of all stacks at a time: the carries that segments start from, and what the innermost one keeps."""
+    outer, total = length, 0
+    for segment in segments:
+        total += carry * (outer // segment)
+        outer = segment
+    return total + inner * outer
+
+
+def _nested(length: int, depth: int) -> list[tuple[int, ...]]:
+    """Lengths of segments, each dividing the one around it."""
+    if depth == 0:
+        return [()]
+    divisors = [k for k in range(2, length) if length % k == 0]
+    return [(k, *rest) for k in divisors for rest in _nested(k, depth - 1)]
