@@ -121,9 +121,8 @@ def _fixed_bytes(budget: Budget) -> int:
     return allowed
 
 
-def _affordable(graph: Graph, extra_passes: float) -> float:
-    """What a schedule of `graph` may cost: everything once, and the forward pass `extra_passes` times more."""
-    once = graph.total_cost
+def _affordable(graph: Graph, once: float, extra_passes: float) -> float:
+    """What a schedule of `graph` may cost: everything `once`, and the forward pass `extra_passes` times more."""
     return (once + extra_passes * math.fsum(graph.cost[i] for i in graph.forward)) * (1 + 1e-9)
 
 
@@ -132,7 +131,7 @@ def _scheduled(graph_at: Callable[[int], Any], batch: int, options: Options, ext
     graph = graph_at(batch)
     if not isinstance(graph, Graph):
         raise TypeError(f"make_args: without `fun`, expected it to return a jaxremat.Graph, got {graph!r}")
-    limit = _affordable(graph, extra_passes)
+    limit = _affordable(graph, graph.total_cost, extra_passes)
     assert isinstance(options.budget, int)
     schedule = solve(graph, options.budget, options.solver, options.time_limit, options.gap, enough=limit)
     return schedule if schedule.cost <= limit else None
@@ -147,7 +146,7 @@ def _planned(
         raise TypeError(f"make_args: expected it to return a tuple of the arguments of `fun`, got {args!r}")
     traced = trace(getattr(fun, "unbudgeted", fun), Call.of(args, {}, ()))
     plan = fit(traced.program, options).plan
-    return plan if plan.schedule.cost <= _affordable(plan.graph, extra_passes) else None
+    return plan if plan.schedule.cost <= _affordable(plan.graph, plan.plain_cost, extra_passes) else None
 
 
 def largest(attempt: Callable[[int], T | None], most: int) -> tuple[int, T | None, int | None]:

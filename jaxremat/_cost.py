@@ -12,14 +12,17 @@ from typing import Any
 
 import jax
 
-from jaxremat._partition import Node
+from jaxremat._partition import Node, partition
 from jaxremat._stage import node_function, node_key, node_structs
 from jaxremat._target import Target, analysis_of
-from jaxremat._trace import bytes_of
+from jaxremat._trace import bytes_of, flatten
 
 # Nominal rates; only their ratio matters to a schedule. About eight operations for each byte moved.
 _FLOPS_PER_SECOND = 1e11
 _BYTES_PER_SECOND = 1.2e10
+
+# Control flow, and the parameters that hold its bodies.
+_BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
 CostFunction = Callable[[Node], float]
 NAMES = ("auto", "xla", "flops")
@@ -44,24 +47,44 @@ def costs(
     check_cost(cost)
     if callable(cost):
         return [_checked(cost(node), node) for node in nodes]
-    chip = target.chip
-    rate, bandwidth = (chip.flops, chip.bandwidth) if chip else (_FLOPS_PER_SECOND, _BYTES_PER_SECOND)
-    counted: dict[str, float] = {}
+    known: dict[str, float] = {}
     result = []
     for node in nodes:
         if cost != "flops" and node.outputs and all(v in estimates for v in node.outputs):
             result.append(math.fsum(estimates[v] for v in node.outputs))
             continue
         key = node_key(node, target.platform)
-        if key not in counted:
-            lowered = jax.jit(node_function(node, target.platform)).lower(*node_structs(node))
-            counted[key] = max(0.0, analysis_of(lowered).get("flops", 0.0))
-        if cost == "flops":
-            result.append(counted[key])
-        else:
-            moved = sum(bytes_of(v.aval) for v in (*node.inputs, *node.outputs))
-            result.append(counted[key] / rate + moved / bandwidth)
+        if key not in known:
+            loops = [eqn for eqn in node.eqns if eqn.primitive.name in _BODIES]
+            known[key] = sum(_loop(eqn, target, cost) for eqn in loops) if loops else _once(node, target, cost)
+        result.append(known[key])
     return result
+
+
+def _once(node: Node, target: Target, cost: str) -> float:
+    """A node without control flow, by XLA's count of its operations."""
+    lowered = jax.jit(node_function(node, target.platform)).lower(*node_structs(node))
+    flops = max(0.0, analysis_of(lowered).get("flops", 0.0))
+    if cost == "flops":
+        return flops
+    rate, bandwidth = rates(target)
+    return flops / rate + sum(bytes_of(v.aval) for v in (*node.inputs, *node.outputs)) / bandwidth
+
+
+def _loop(eqn: Any, target: Target, cost: str) -> float:
+    """A scan: its body as often as it runs. A `while`: once, since that is not known. A `cond`: its dearest branch."""
+    bodies = [eqn.params[name] for name in _BODIES[eqn.primitive.name]]
+    branches = bodies[0] if eqn.primitive.name == "cond" else bodies
+    each = [math.fsum(costs(partition(flatten(body)), target, cost)) for body in branches]
+    if eqn.primitive.name == "cond":
+        return max(each)
+    return eqn.params.get("length", 1) * math.fsum(each)
+
+
+def rates(target: Target) -> tuple[float, float]:
+    """Operations and bytes a second."""
+    chip = target.chip
+    return (chip.flops, chip.bandwidth) if chip else (_FLOPS_PER_SECOND, _BYTES_PER_SECOND)
 
 
 def _checked(value: Any, node: Node) -> float:

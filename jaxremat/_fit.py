@@ -7,7 +7,9 @@ never fits is told with the smallest peak that was measured, and the same plan i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,6 +21,7 @@ from jaxremat._cost import CostFunction
 from jaxremat._errors import BudgetError, PlanMismatchError
 from jaxremat._graph import Graph
 from jaxremat._kernels import Kernels, describe, kernels
+from jaxremat._loops import Choices, rungs, with_choices
 from jaxremat._merge import fewer_stages
 from jaxremat._plan import Plan
 from jaxremat._rewrite import rewrite
@@ -71,6 +74,7 @@ def follow(program: Program, plan: Plan) -> Fitted:
     if plan.plain:
         jaxpr = program.plain
     else:
+        program = with_choices(program, plan.loops)
         nodes = kernels(program, target).nodes
         if tuple(node.name for node in nodes) != plan.graph.names:
             raise PlanMismatchError(
@@ -82,7 +86,7 @@ def follow(program: Program, plan: Plan) -> Fitted:
 
 
 class _Fit:
-    """One search for a plan: the program, what is known about it, and the count of compilations."""
+    """One search for a plan: what is known about the plain program, and the count of compilations."""
 
     def __init__(self, program: Program, options: Options):
         self.program, self.options = program, options
@@ -94,85 +98,124 @@ class _Fit:
         self.budget = budget_bytes(options.budget, self.plain.memory.peak, self.target.memory)
         self.limit = self.plain.memory.peak if self.budget is None else self.budget
 
-    @cached_property
-    def kernels(self) -> Kernels:
-        return kernels(self.program, self.target)
-
     @property
     def constant(self) -> int:
         """Bytes of arguments and results, which are held whatever the schedule."""
         plain = self.plain.memory
         return plain.arguments + plain.outputs - plain.aliased
 
-    def graph(self, measure: bool) -> Graph:
-        cost = self.options.cost
-        described = describe(self.program, self.kernels, self.target, cost, measure=measure, constant=self.constant)
-        return Graph(**described)
+    @cached_property
+    def plain_graph(self) -> Graph:
+        return _Variant(self, self.program).graph_of(measure=False)
+
+    def compile(self, jaxpr: jex.ClosedJaxpr) -> Compiled:
+        self.compiles += 1
+        return self.target.compile(jex.jaxpr_as_fun(jaxpr), self.program.structs())
+
+    def fitted(
+        self, schedule: Schedule, jaxpr: jex.ClosedJaxpr, compiled: Compiled, predicted: int, loops: Choices = ()
+    ) -> Fitted:
+        plan = Plan(
+            schedule.graph,
+            schedule,
+            budget_bytes=self.budget,
+            plain_peak_bytes=self.plain.memory.peak,
+            predicted_peak_bytes=predicted,
+            measured_peak_bytes=compiled.memory.peak,
+            target=self.target.name,
+            fingerprint=self.program.fingerprint,
+            plain_cost=self.plain_graph.total_cost if loops else schedule.graph.total_cost,
+            compiles=self.compiles,
+            loops=loops,
+            rewritten=jaxpr,
+        )
+        return Fitted(plan, compiled)
+
+    def run(self) -> Fitted:
+        peak = self.plain.memory.peak
+        if peak <= self.limit:
+            schedule = Schedule(self.plain_graph, status="optimal", solver="plain")
+            return self.fitted(schedule, self.program.plain, self.plain, peak)
+        self.say("reading what the program materialises, and measuring it")
+        ladder = rungs(self.program, self.target, self.options.cost)
+        variants = [_Variant(self, with_choices(self.program, loops), loops) for loops in ladder]
+        start = self.cheapest(variants)
+        found = next((f for variant in variants[start:] if (f := variant.search())), None)
+        found = found or variants[-1].last_resort()
+        return Fitted(replace(found.plan, compiles=self.compiles), found.compiled)
+
+    def cheapest(self, variants: Sequence[_Variant]) -> int:
+        """Which of ever dearer variants to start with: the cheapest one by what its schedule is predicted to cost.
+
+        That is one that fits without further recomputes, or one before it that the solver makes fit for less.
+        """
+        fits = bisect_left(variants, True, key=lambda variant: variant.predicted(Schedule(variant.graph)) <= self.limit)
+        best = min(fits, len(variants) - 1)
+        while best > 0 and variants[best - 1].cost <= variants[best].cost < math.inf:
+            best -= 1
+        return best
+
+
+class _Variant:
+    """The program with its loops run in one way."""
+
+    def __init__(self, fit: _Fit, program: Program, loops: Choices = ()):
+        self.fit, self.program, self.loops = fit, program, loops
+        self.options, self.target, self.limit, self.say = fit.options, fit.target, fit.limit, fit.say
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        return kernels(self.program, self.target)
+
+    @cached_property
+    def graph(self) -> Graph:
+        return self.graph_of(measure=self.target.chip is None)
+
+    def graph_of(self, *, measure: bool) -> Graph:
+        cost, constant = self.options.cost, self.fit.constant
+        return Graph(**describe(self.program, self.kernels, self.target, cost, measure=measure, constant=constant))
+
+    @cached_property
+    def cost(self) -> float:
+        """Of the schedule for the budget; infinite where none is found."""
+        try:
+            return self.solve(self.limit).cost
+        except BudgetError:
+            return math.inf
 
     def predicted(self, schedule: Schedule) -> int:
         """Bytes that the program of a schedule is expected to take."""
         if not self.kernels.read:
             return schedule.peak
         buffers = buffers_of(schedule, self.kernels, self.program.results)
-        return self.constant + in_use(buffers, self.target.platform)
+        return self.fit.constant + in_use(buffers, self.target.platform)
 
-    def solve(self, graph: Graph, allowed: int) -> Schedule:
+    def solve(self, allowed: int) -> Schedule:
         """The cheapest schedule found that is predicted to take at most `allowed` bytes. Raises `BudgetError`."""
         options = self.options
-        schedule = solve(graph, allowed, options.solver, options.time_limit, options.gap)
+        schedule = solve(self.graph, allowed, options.solver, options.time_limit, options.gap)
         return schedule if self.target.platform == "cpu" else fewer_stages(schedule, allowed)
 
-    def compile(self, jaxpr: jex.ClosedJaxpr) -> Compiled:
-        self.compiles += 1
-        return self.target.compile(jex.jaxpr_as_fun(jaxpr), self.program.structs())
-
-    def fitted(self, schedule: Schedule, jaxpr: jex.ClosedJaxpr, compiled: Compiled) -> Fitted:
-        plain = self.plain.memory.peak
-        plan = Plan(
-            schedule.graph,
-            schedule,
-            budget_bytes=self.budget,
-            plain_peak_bytes=plain,
-            predicted_peak_bytes=plain if compiled is self.plain else self.predicted(schedule),
-            measured_peak_bytes=compiled.memory.peak,
-            target=self.target.name,
-            fingerprint=self.program.fingerprint,
-            compiles=self.compiles,
-            rewritten=jaxpr,
-        )
-        return Fitted(plan, compiled)
-
-    def run(self) -> Fitted:
-        if self.plain.memory.peak <= self.limit:
-            schedule = Schedule(self.graph(measure=False), status="optimal", solver="plain")
-            return self.fitted(schedule, self.program.plain, self.plain)
-        self.say("reading what the program materialises, and measuring it")
-        graph = self.graph(measure=self.target.chip is None)
-        found = self.search(graph) or self.last_resort(graph)
-        return Fitted(replace(found.plan, compiles=self.compiles), found.compiled)
-
-    def attempt(self, graph: Graph, schedule: Schedule) -> Fitted:
+    def attempt(self, schedule: Schedule) -> Fitted:
         jaxpr = rewrite(self.program, self.kernels.nodes, schedule.statements, self.target.platform)
-        compiled = self.compile(jaxpr)
-        self.say(
-            f"planned {schedule.peak:,} bytes at overhead {schedule.overhead:.3f}, measured {compiled.memory.peak:,}"
-        )
-        return self.fitted(schedule, jaxpr, compiled)
+        compiled, predicted = self.fit.compile(jaxpr), self.predicted(schedule)
+        self.say(f"planned {predicted:,} bytes at overhead {schedule.overhead:.3f}, measured {compiled.memory.peak:,}")
+        return self.fit.fitted(schedule, jaxpr, compiled, predicted, self.loops)
 
-    def search(self, graph: Graph) -> Fitted | None:
+    def search(self) -> Fitted | None:
         """Solve and measure for a budget that follows the measurements, and keep the cheapest plan that fits."""
         best = None
-        allowed, too_much = self.limit, max(self.limit, self.plain.memory.peak) + 1
+        allowed, too_much = self.limit, max(self.limit, self.fit.plain.memory.peak) + 1
         tried: set[tuple[tuple[int, int], ...]] = set()
         for _ in range(_ROUNDS):
             try:
-                schedule = self.solve(graph, allowed)
+                schedule = self.solve(allowed)
             except BudgetError:
                 break
             if schedule.pairs in tried:
                 break
             tried.add(schedule.pairs)
-            fitted = self.attempt(graph, schedule)
+            fitted = self.attempt(schedule)
             slack = self.limit - fitted.peak
             if slack >= 0:
                 best = min(best or fitted, fitted, key=lambda found: found.plan.overhead)
@@ -186,14 +229,14 @@ class _Fit:
                 allowed = too_much + slack
         return best
 
-    def last_resort(self, graph: Graph) -> Fitted:
+    def last_resort(self) -> Fitted:
         """The schedule of the lowest peak, if it fits; else the error that names the peak it reaches."""
-        seconds = max(_LAST_RESORT, self.options.time_limit)
+        seconds, graph = max(_LAST_RESORT, self.options.time_limit), self.graph
         schedule = replace(lowest_peak(graph, seconds), solver="lowest_peak")
-        lowest = self.attempt(graph, schedule)
+        lowest = self.attempt(schedule)
         if lowest.peak <= self.limit:
             return lowest
-        plain = self.plain.memory.peak
+        plain = self.fit.plain.memory.peak
         reached = min(lowest.peak, plain)
         operation = None if schedule.peak_node is None else graph.names[schedule.peak_node]
         held = self.program.argument_bytes + self.program.output_bytes

@@ -89,13 +89,18 @@ class _Flow:
 
     def light(self, k: int) -> bool:
         """Whether equation `k` is elementwise or moves data only, and so belongs to the kernel that reads it."""
-        return len(self.eqns[k].outvars) == 1 and _primitives(self.eqns[k]) <= _LIGHT
+        return is_light(self.eqns[k])
 
     def cheap(self, k: int) -> bool:
         return self.light(k) and not _primitives(self.eqns[k]) & _DEAR
 
     def output_bytes(self, k: int) -> int:
         return sum(bytes_of(v.aval) for v in self.eqns[k].outvars)
+
+
+def is_light(eqn: Any) -> bool:
+    """Whether an equation is elementwise or moves data only."""
+    return len(eqn.outvars) == 1 and _primitives(eqn) <= _LIGHT
 
 
 def partition(program: Program) -> tuple[Node, ...]:

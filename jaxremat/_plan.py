@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import uuid
@@ -16,10 +17,11 @@ import jaxlib
 
 from jaxremat._errors import PlanMismatchError
 from jaxremat._graph import Graph
+from jaxremat._residuals import Choice
 from jaxremat._schedule import Schedule
 from jaxremat._trace import Program
 
-_FORMAT = 1
+_FORMAT = 2
 _MAYBE = type(None)
 _PARTS: dict[str, dict[str, tuple[type, ...]]] = {  # what a saved plan holds, and of which types
     "graph": dict.fromkeys(("names", "cost", "memory", "deps", "workspace", "recomputable"), (list,))
@@ -33,6 +35,7 @@ _PARTS: dict[str, dict[str, tuple[type, ...]]] = {  # what a saved plan holds, a
         "target": (str,),
         "fingerprint": (str,),
         "compiles": (int,),
+        "plain_cost": (int, float),
     },
 }
 
@@ -47,7 +50,8 @@ class Plan:
       one and this one. None if the target cannot be compiled for here.
     - `predicted_peak_bytes`: what the schedule was expected to take.
     - `target`: the platform it is for. `compiles`: how many programs were compiled to find it.
-    - `fingerprint`: of the traced program, to know it again.
+    - `fingerprint`: of the traced program, to know it again. `plain_cost`: of computing its every node once.
+    - `loops`: for each differentiated scan that is written anew, what it keeps of its iterations.
     """
 
     graph: Graph = field(repr=False)
@@ -58,7 +62,9 @@ class Plan:
     measured_peak_bytes: int | None
     target: str
     fingerprint: str = field(repr=False)
+    plain_cost: float
     compiles: int = 0
+    loops: tuple[Choice, ...] = ()
     rewritten: jex.ClosedJaxpr | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -79,8 +85,8 @@ class Plan:
 
     @property
     def overhead(self) -> float:
-        """Planned cost over the cost of computing every node once."""
-        return self.schedule.overhead
+        """Planned cost over the cost of computing every node of the plain program once."""
+        return self.schedule.cost / self.plain_cost if self.plain_cost else 1.0
 
     @property
     def status(self) -> str:
@@ -108,6 +114,7 @@ class Plan:
             f"measured peak     {self._ratio(self.measured_peak_bytes)}",
             f"planned overhead  {self.overhead:.4f} of the plain cost",
             f"solver            {self.solver}: {self.status}, gap {self.gap:.2%}, {self.compiles} compilations",
+            *(f"loop              {choice.describe()}" for choice in self.loops),
             f"nodes             {self.graph.n}, of which {len(again)} are recomputed, {sum(again.values())} times in all",
         ]
         if self.plain:
@@ -127,6 +134,7 @@ class Plan:
             "jaxremat_plan": _FORMAT,
             "graph": {name: getattr(self.graph, name) for name in _PARTS["graph"]},
             "pairs": self.schedule.pairs,
+            "loops": [dataclasses.asdict(choice) for choice in self.loops],
             "schedule": {name: getattr(self.schedule, name) for name in _PARTS["schedule"]},
             "plan": {name: getattr(self, name) for name in _PARTS["plan"]},
             "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
@@ -162,7 +170,7 @@ class Plan:
             raise ValueError("'pairs' is not a list of pairs")
         graph = Graph(**parts["graph"])
         schedule = Schedule(graph, pairs=tuple((t, i) for t, i in pairs), **parts["schedule"])
-        return Plan(graph, schedule, **parts["plan"])
+        return Plan(graph, schedule, **parts["plan"], loops=_choices(record.get("loops")))
 
     def check(self, program: Program) -> None:
         """Raise `PlanMismatchError` unless the plan was made for `program`."""
@@ -181,6 +189,12 @@ def _checked_part(record: dict[str, Any], part: str, fields: dict[str, tuple[typ
         if not isinstance(values[name], types) or isinstance(values[name], bool):
             raise ValueError(f"{name!r} in {part!r} has the value {values[name]!r}")
     return values
+
+
+def _choices(records: Any) -> tuple[Choice, ...]:
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise ValueError("'loops' is not a list of choices")
+    return tuple(Choice.of(record) for record in records)
 
 
 def _bytes(value: Any) -> str:

@@ -45,6 +45,24 @@ class Choice:
     bytes: int = 0
     cost: float = 0.0
 
+    @staticmethod
+    def of(record: Mapping[str, Any]) -> Choice:
+        """Read what `dataclasses.asdict` gives, by way of JSON. Raises `ValueError` or `TypeError` if it is none."""
+        choice = Choice(**{name: _tuples(entry) for name, entry in record.items()})
+        numbers = [*(n for place in choice.kept for n in place), *choice.again, *choice.extra, *choice.segments]
+        if not all(isinstance(n, int) for n in [*numbers, choice.forward, choice.backward]):
+            raise ValueError("a choice for a loop holds what is no number")
+        return choice
+
+    def describe(self) -> str:
+        segments = " of ".join(map(str, self.segments))
+        start = f"segments of {segments}, " if segments else ""
+        return f"scan {self.forward}: {start}{len(self.kept)} values kept, {len(self.again)} equations again"
+
+
+def _tuples(entry: Any) -> Any:
+    return tuple(map(_tuples, entry)) if isinstance(entry, list) else entry
+
 
 def value(pair: Pair, place: tuple[int, int]) -> Any:
     """The variable of the joint body that (equation, result) or (-1, input) stands for."""

@@ -128,9 +128,7 @@ class _Writer:
         carry, ys = self._backward(done, list(given.init), whole, sliced, pair.first.length, self.choice.segments)
         return [*carry, *ys]
 
-    def _forward(
-        self, given: _Operands, length: int, segments: Sequence[int], stacked: Sequence[Any]
-    ) -> _Done:
+    def _forward(self, given: _Operands, length: int, segments: Sequence[int], stacked: Sequence[Any]) -> _Done:
         """Forward iterations that stack `stacked`, and what the choice keeps of them or the starts of their segments."""
         if not segments:
             return self._run(given, length, list(dict.fromkeys([*stacked, *self.kept])))
