@@ -146,8 +146,9 @@ def gpt(
     batch: int = 8,
     vocabulary: int = 5000,
     dropout: float = 0.0,
+    scanned: bool = False,
 ) -> Case:
-    """A causal transformer; with `dropout`, its last argument is a key."""
+    """A causal transformer; with `dropout`, its last argument is a key. `scanned`: one `lax.scan` over its layers."""
     init = _Init()
     shapes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
 
@@ -179,11 +180,20 @@ def gpt(
     def loss(params: Any, tokens: Any, targets: Any, key: Any = None) -> Any:
         keys = [None] * (2 * layers) if dropout == 0 else jax.random.split(key, 2 * layers)
         x = params["embedding"][tokens] + params["position"]
-        for k, p in enumerate(params["blocks"]):
-            x = x + drop(attend(norm(x, p["scale1"]), p), keys[2 * k])
-            x = x + drop(jax.nn.gelu(norm(x, p["scale2"]) @ p["up"]) @ p["down"], keys[2 * k + 1])
+
+        def apply(x: Any, p: Any, first: Any, second: Any) -> Any:
+            x = x + drop(attend(norm(x, p["scale1"]), p), first)
+            return x + drop(jax.nn.gelu(norm(x, p["scale2"]) @ p["up"]) @ p["down"], second)
+
+        if scanned:
+            xs = (params["blocks"], None, None) if dropout == 0 else (params["blocks"], keys[::2], keys[1::2])
+            x, _ = lax.scan(lambda x, layer: (apply(x, *layer), None), x, xs)
+        for k, p in enumerate([] if scanned else params["blocks"]):
+            x = apply(x, p, keys[2 * k], keys[2 * k + 1])
         return _cross_entropy(norm(x, 1.0) @ params["embedding"].T, targets)
 
+    if scanned:
+        params["blocks"] = jax.tree.map(lambda *p: jnp.stack(p), *params["blocks"])
     data = (init.labels(vocabulary, batch, length), init.labels(vocabulary, batch, length))
     return Case("gpt", loss, (params, *data, *((jax.random.key(0),) if dropout else ())))
 
@@ -247,8 +257,8 @@ def convnet(batch: int = 16, size: int = 32, width: int = 32, layers: int = 6, c
     return Case("convnet", loss, (params, state, init.data(batch, size, size, 3), init.labels(classes, batch)), True)
 
 
-def lstm(steps: int = 32, batch: int = 64, width: int = 256) -> Case:
-    """An unrolled recurrent network with a loss at every step."""
+def lstm(steps: int = 32, batch: int = 64, width: int = 256, scanned: bool = False) -> Case:
+    """A recurrent network with a loss at every step, unrolled or in a `lax.scan`."""
     init = _Init()
     params = {
         "x": init.normal(width, 4 * width),
@@ -257,20 +267,26 @@ def lstm(steps: int = 32, batch: int = 64, width: int = 256) -> Case:
         "out": init.normal(width, width),
     }
 
+    def step(params: Any, carry: Any, x: Any, y: Any) -> Any:
+        h, c, total = carry
+        i, f, g, o = jnp.split(x @ params["x"] + h @ params["h"] + params["bias"], 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return h, c, total + jnp.mean((h @ params["out"] - y) ** 2)
+
     def loss(params: Any, xs: Any, ys: Any) -> Any:
-        h = c = jnp.zeros((batch, width))
-        total = jnp.zeros(())
+        carry = (jnp.zeros((batch, width)), jnp.zeros((batch, width)), jnp.zeros(()))
+        if scanned:
+            return lax.scan(lambda carry, xy: (step(params, carry, *xy), None), carry, (xs, ys))[0][2]
         for x, y in zip(xs, ys, strict=True):
-            i, f, g, o = jnp.split(x @ params["x"] + h @ params["h"] + params["bias"], 4, -1)
-            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-            h = jax.nn.sigmoid(o) * jnp.tanh(c)
-            total = total + jnp.mean((h @ params["out"] - y) ** 2)
-        return total
+            carry = step(params, carry, x, y)
+        return carry[2]
 
     def inputs() -> Iterator[jax.Array]:
         return (init.data(batch, width) for _ in range(steps))
 
-    return Case("lstm", loss, (params, list(inputs()), list(inputs())))
+    xs, ys = list(inputs()), list(inputs())
+    return Case("lstm", loss, (params, jnp.stack(xs), jnp.stack(ys)) if scanned else (params, xs, ys))
 
 
 MODELS: dict[str, Callable[..., Case]] = {f.__name__: f for f in (mlp, vgg16, unet, gpt, resnet50, convnet, lstm)}
