@@ -24,40 +24,58 @@ from jaxremat.solvers._mip import Mip
 _RUNGS = 8  # of choices of residuals between the cheapest and the smallest
 _SECONDS = 10.0  # for each choice of residuals
 _DEEPEST = 3  # segments within segments
+_STEPS = 8  # between two choices
+_UNEVEN = 1.3  # times the bytes of uneven segments, up to which even ones are preferred
+
+
+@dataclass(frozen=True)
+class Part:
+    """A number of iterations that all keep the same; equations are those of the joint body, by number.
+
+    - `kept`: what the forward scan stacks, as (equation, result), or (-1, k) for its k-th input.
+    - `again`: the equations that the backward scan runs again.
+    - `segments`: iterations in a segment, of a segment in a segment of that, and so on; empty for none.
+    """
+
+    length: int
+    kept: tuple[tuple[int, int], ...]
+    again: tuple[int, ...]
+    segments: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What one pair of scans does; numbers are those of the joint body's equations and of `values`.
+    """What the pair of scans that starts with equation `forward` does.
 
-    - `kept`: what the forward scan stacks, as (equation, result), or (-1, k) for its k-th input.
-    - `again`: the equations that the backward scan runs again; `extra`: those that the forward scan runs for `kept` only.
-    - `segments`: iterations in a segment, of a segment in a segment of that, and so on; empty for none.
-    - `bytes`: of the stacks. `cost`: of one more run of `again` and `extra`, and of the segments', over all iterations.
+    - `parts`: in the order in which the forward scan runs.
+    - `bytes`: of all stacks. `cost`: of what is run beyond one iteration each, forward and backward.
     """
 
     forward: int
-    backward: int
-    kept: tuple[tuple[int, int], ...]
-    again: tuple[int, ...]
-    extra: tuple[int, ...]
-    segments: tuple[int, ...] = ()
-    bytes: int = 0
-    cost: float = 0.0
+    parts: tuple[Part, ...]
+    bytes: int
+    cost: float
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> Choice:
         """Read what `dataclasses.asdict` gives, by way of JSON. Raises `ValueError` or `TypeError` if it is none."""
-        choice = Choice(**{name: _tuples(entry) for name, entry in record.items()})
-        numbers = [*(n for place in choice.kept for n in place), *choice.again, *choice.extra, *choice.segments]
-        if not all(isinstance(n, int) for n in [*numbers, choice.forward, choice.backward]):
-            raise ValueError("a choice for a loop holds what is no number")
-        return choice
+        entries = {name: _tuples(entry) for name, entry in record.items()}
+        parts = tuple(Part(**{name: _tuples(entry) for name, entry in part.items()}) for part in entries.pop("parts"))
+        for part in parts:
+            numbers = [part.length, *(n for place in part.kept for n in place), *part.again, *part.segments]
+            if not all(isinstance(n, int) for n in numbers):
+                raise ValueError("a part of a loop holds what is no number")
+        return Choice(parts=parts, **entries)
 
     def describe(self) -> str:
-        segments = " of ".join(map(str, self.segments))
-        start = f"segments of {segments}, " if segments else ""
-        return f"scan {self.forward}: {start}{len(self.kept)} values kept, {len(self.again)} equations again"
+        """In words, for people."""
+        words = []
+        for part in self.parts:
+            segments = "".join(f" in segments of {segment}" for segment in part.segments)
+            words.append(
+                f"{part.length} iterations{segments}, {len(part.kept)} values kept, {len(part.again)} equations again"
+            )
+        return f"scan {self.forward}: {'; '.join(words)}"
 
 
 def _tuples(entry: Any) -> Any:
@@ -76,25 +94,59 @@ def ladder(pair: Pair, cost: Callable[[Any], float], traffic: float) -> list[Cho
     with Highs() as highs:
         flat = list(_flat(pair, costs, traffic, highs))
     choices = [*flat, *(c for choice in flat for c in _segmented(pair, choice, costs))] if pair.opposed else flat
-    choices.sort(key=lambda c: (c.cost, c.bytes))
-    rungs: list[Choice] = []
-    for choice in choices:
-        if not rungs or choice.bytes < 0.95 * rungs[-1].bytes:
-            rungs.append(choice)
-    return rungs
+    pure = _hull(choices)
+    return [rung for a, b in zip(pure, [*pure[1:], None], strict=True) for rung in (a, *_mixed(a, b))]
+
+
+def _hull(choices: Sequence[Choice]) -> list[Choice]:
+    """Those choices that no mixture of others beats, ever dearer and ever smaller."""
+    found: list[Choice] = []
+    for choice in sorted(choices, key=lambda c: (c.cost, c.bytes)):
+        if found and choice.bytes >= found[-1].bytes:
+            continue
+        while len(found) > 1 and _price(found[-2], choice) <= _price(found[-2], found[-1]):
+            found.pop()
+        found.append(choice)
+    return found
+
+
+def _price(now: Choice, then: Choice) -> float:
+    return (then.cost - now.cost) / (now.bytes - then.bytes)
+
+
+def _mixed(a: Choice, b: Choice | None) -> list[Choice]:
+    """Between two choices: some iterations as in one, some as in the other, in steps of a few per cent of the bytes.
+
+    The iterations that keep more come last. They are the first that the backward scan is done with, before what the
+    others compute again takes its room.
+    """
+    if b is None or len(a.parts) + len(b.parts) > 2:
+        return []
+    (first,), (last,) = b.parts, a.parts
+    length = first.length
+    unit = first.segments[0] if first.segments else 1
+    step = max(unit, length // _STEPS // unit * unit)
+    found = []
+    for count in range(step, length, step):
+        if last.segments and (length - count) % last.segments[0]:
+            continue
+        parts = (replace(first, length=count), replace(last, length=length - count))
+        share = count / length
+        mixed = Choice(a.forward, parts, int(share * b.bytes + (1 - share) * a.bytes), share * b.cost + (1 - share) * a.cost)
+        found.append(mixed)
+    return found
 
 
 def _flat(pair: Pair, costs: Mapping[int, float], traffic: float, highs: Highs) -> list[Choice]:
     """Choices without segments."""
     best = _choose(pair, costs, traffic, math.inf, highs)
-    if best is None:
-        return []
     least = _choose(pair, dict.fromkeys(costs, 0.0), 1.0, math.inf, highs)
+    if best is None or least is None:
+        return []
     found = [best]
-    lowest = max(1, least.bytes if least else 1)
+    lowest, highest = max(1, least.bytes), max(1, best.bytes)
     for rung in range(1, _RUNGS + 1):
-        limit = best.bytes * (lowest / max(1, best.bytes)) ** (rung / _RUNGS)
-        choice = _choose(pair, costs, traffic, limit * (1 + 1e-9), highs)
+        choice = _choose(pair, costs, traffic, highest * (lowest / highest) ** (rung / _RUNGS) * (1 + 1e-9), highs)
         if choice is not None and choice.bytes < found[-1].bytes:
             found.append(choice)
     return found
@@ -128,29 +180,22 @@ def _choose(pair: Pair, costs: Mapping[int, float], traffic: float, limit: float
                 mip.row(sources | {run: -1.0}, ">", 0.0)
     for k, run in extra.items():
         for v in eqns[k].outvars:
-            if v in keep:
-                mip.row({keep[v]: 1.0, run: -1.0}, "<", 0.0)
+            mip.row({keep[v]: 1.0, run: -1.0}, "<", 0.0)
         for v in variables(eqns[k].invars):
             if pair.made_by.get(v) in extra:
                 mip.row({run: 1.0, extra[pair.made_by[v]]: -1.0}, "<", 0.0)
     sizes = {keep[v]: float(bytes_of(v.aval) * length) for v in places if v not in standing}
-    if math.isfinite(limit) and sizes:
-        unit = max(sizes.values()) or 1.0
+    if math.isfinite(limit) and any(sizes.values()):
+        unit = max(sizes.values())
         mip.row({k: size / unit for k, size in sizes.items()}, "<", limit / unit)
     scale = max(mip.cost, default=0.0) or 1.0
     x = highs.solve(replace(mip, cost=[c / scale for c in mip.cost]), _SECONDS).x
     if x is None:
         return None
     kept = [v for v in places if x[keep[v]] > 0.5 and v not in standing]
-    return Choice(
-        pair.forward,
-        pair.backward,
-        kept=tuple(places[v] for v in kept),
-        again=tuple(k for k, run in again.items() if x[run] > 0.5),
-        extra=tuple(k for k, run in extra.items() if x[run] > 0.5),
-        bytes=sum(bytes_of(v.aval) for v in kept) * length,
-        cost=length * sum(c * x[j] for j, c in enumerate(mip.cost)),
-    )
+    part = Part(length, tuple(places[v] for v in kept), tuple(k for k, run in again.items() if x[run] > 0.5))
+    bytes_ = sum(bytes_of(v.aval) for v in kept) * length
+    return Choice(pair.forward, (part,), bytes_, length * math.fsum(c * round(x[j]) for j, c in enumerate(mip.cost)))
 
 
 def _places(pair: Pair, near: Sequence[int]) -> dict[Any, tuple[int, int]]:
@@ -175,25 +220,35 @@ def _handed_on(pair: Pair, v: Any) -> list[Any]:
 
 
 def _segmented(pair: Pair, choice: Choice, costs: Mapping[int, float]) -> list[Choice]:
-    """The choice within segments, of segments, up to a few deep: of each depth the lengths that take the least."""
-    length = pair.first.length
+    """The choice within segments, of segments, up to a few deep: of each depth the lengths that take the least.
+
+    Where no length that divides the number of iterations is nearly as good, the rest is a part of its own.
+    """
+    (part,), length = choice.parts, pair.first.length
     carry = sum(bytes_of(v.aval) for v in pair.carry)
     held = sum(bytes_of(pair.xs[j].aval) for j in range(len(pair.xs)) if j not in pair.at_hand) * length
     forward = length * math.fsum(costs[k] for k in pair.needed_for(pair.carry_out))
     inner = choice.bytes // length
     found = []
     for depth in range(1, _DEEPEST + 1):
-        options = [(_bytes(length, s, carry, inner), s) for s in _nested(length, depth)]
-        if not options:
+        options = [(_bytes(length, s, carry, inner), length % s[0] > 0, s) for s in _nested(length, depth)]
+        whole = min((option for option in options if not option[1]), default=None)
+        best = min(options, default=None)
+        if best is None:
             break
-        size, segments = min(options)
-        found.append(replace(choice, segments=segments, bytes=size + held, cost=choice.cost + depth * forward))
+        size, uneven, segments = whole if whole and whole[0] <= _UNEVEN * best[0] else best
+        rest = length % segments[0]
+        parts = (replace(part, segments=segments, length=length - rest), replace(part, length=rest))
+        found.append(
+            Choice(pair.forward, parts if uneven else parts[:1], size + held, choice.cost + depth * forward)
+        )
     return found
 
 
 def _bytes(length: int, segments: tuple[int, ...], carry: int, inner: int) -> int:
     """Bytes of all stacks at a time: the carries that segments start from, and what the innermost one keeps."""
-    outer, total = length, 0
+    total = inner * (length % segments[0])
+    outer = length
     for segment in segments:
         total += carry * (outer // segment)
         outer = segment
@@ -201,8 +256,13 @@ def _bytes(length: int, segments: tuple[int, ...], carry: int, inner: int) -> in
 
 
 def _nested(length: int, depth: int) -> list[tuple[int, ...]]:
-    """Lengths of segments, each dividing the one around it."""
+    """Lengths of segments, each but the first dividing the one around it."""
+    inner = {k: _dividing(k, depth - 1) for k in range(2, length // 2 + 1)}
+    return [(k, *rest) for k, rests in inner.items() for rest in rests]
+
+
+def _dividing(length: int, depth: int) -> list[tuple[int, ...]]:
     if depth == 0:
         return [()]
-    divisors = [k for k in range(2, length) if length % k == 0]
-    return [(k, *rest) for k in divisors for rest in _nested(k, depth - 1)]
+    divisors = [k for k in range(2, length // 2 + 1) if length % k == 0]
+    return [(k, *rest) for k in divisors for rest in _dividing(k, depth - 1)]

@@ -1,11 +1,12 @@
 """Writes pairs of scans anew: the forward one stacks what was chosen, the backward one computes the rest again.
 
-Both stay loops, so XLA can neither merge what is computed twice nor move it from one to the other.
+Both stay loops, so XLA can neither merge what is computed twice nor move it from one to the other. Where the choice
+differs between parts of the iterations, each part is a loop of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,28 +16,31 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxremat._pairs import Pair, Scan, variables
-from jaxremat._residuals import Choice, value
+from jaxremat._residuals import Choice, Part, value
 from jaxremat._trace import Program, evaluate, flatten, is_literal, scoped
 
 
 def chosen(program: Program, pairs: Sequence[Pair], choices: Collection[Choice]) -> Program:
     """`program` with each pair of scans that has a choice written anew; its `plain` stays that of `program`."""
     by_forward = {pair.forward: pair for pair in pairs}
-    writers = [_Writer(by_forward[choice.forward], choice) for choice in choices]
-    forward = {w.pair.forward: w for w in writers}
-    backward = {w.pair.backward: w for w in writers}
+    loops = [_Loops(by_forward[choice.forward], choice) for choice in choices]
+    forward = {loop.pair.forward: loop for loop in loops}
+    backward = {loop.pair.backward: loop for loop in loops}
 
     def run(*values: Any) -> list[Any]:
         env = dict(zip(program.invars, values, strict=True))
-        done: dict[int, _Done] = {}
+        done: dict[int, list[_Done]] = {}
+        given: dict[int, _Operands] = {}
         for k, eqn in enumerate(program.eqns):
             if k in forward:
+                given[k] = _Operands.of(eqn, env)
                 with scoped(eqn):
-                    done[k] = forward[k].forward(_Operands.of(eqn, env))
-                env.update(forward[k].results(done[k]))
+                    done[k] = forward[k].forward(given[k])
+                    env.update(forward[k].results(done[k]))
             elif k in backward:
+                f = backward[k].pair.forward
                 with scoped(eqn):
-                    results = backward[k].backward(done[backward[k].pair.forward], _Operands.of(eqn, env))
+                    results = backward[k].backward(done[f], given[f], _Operands.of(eqn, env))
                 env.update(zip(eqn.outvars, results, strict=True))
             else:
                 evaluate([eqn], env)
@@ -52,6 +56,8 @@ def _read(env: Mapping[Any, Any], atom: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Operands:
+    """Those of a scan, or the variables of the joint body that they are."""
+
     consts: Sequence[Any]
     init: Sequence[Any]
     xs: Sequence[Any]
@@ -61,39 +67,124 @@ class _Operands:
         scan = Scan(eqn)
         return cls(*([_read(env, a) for a in part] for part in (scan.consts, scan.init, scan.xs)))
 
+    @classmethod
+    def links(cls, pair: Pair) -> _Operands:
+        consts, init = len(pair.second.consts), len(pair.second.init)
+        return cls(pair.links[:consts], pair.links[consts : consts + init], pair.links[consts + init :])
+
+
+@dataclass(frozen=True)
+class _Slices:
+    """Stacks by variable, of which each iteration reads a slice: those from `start` on, or all of them."""
+
+    stacks: Mapping[Any, Any]
+    start: Any = None
+
+    def each(self, length: int) -> tuple[Any, Callable[[Any], dict[Any, Any]]]:
+        """What a scan of `length` iterations goes over, and what gives the slices where it has arrived."""
+        if self.start is None:
+            names = list(self.stacks)
+            return [self.stacks[v] for v in names], lambda x: dict(zip(names, x, strict=True))
+        index = lambda i: {v: lax.dynamic_index_in_dim(x, i, keepdims=False) for v, x in self.stacks.items()}
+        return self.start + jnp.arange(length), index
+
+    def segments(self, length: int, segment: int) -> tuple[Any, Callable[[Any], _Slices]]:
+        """What a scan of whole segments goes over, and what gives the slices of the one where it has arrived."""
+        if self.start is None:
+            names = list(self.stacks)
+            split = [x.reshape(-1, segment, *x.shape[1:]) for x in self.stacks.values()]
+            return split, lambda x: _Slices(dict(zip(names, x, strict=True)))
+        return self.start + segment * jnp.arange(length // segment), lambda i: _Slices(self.stacks, i)
+
+    def only(self, names: Collection[Any]) -> _Slices:
+        return _Slices({v: x for v, x in self.stacks.items() if v in names}, self.start)
+
 
 @dataclass(frozen=True)
 class _Done:
-    """What a run of forward iterations was given, the carry it left, and by variable of the joint body what it stacked.
+    """What a run of forward iterations read, the carry it left, and by variable of the joint body what it stacked.
 
     `starts` are the carries at which its segments start, stacked, if it has segments.
     """
 
-    given: _Operands
+    xs: _Slices
     carry: Sequence[Any]
     stacks: Mapping[Any, Any]
     starts: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
-class _Writer:
+class _Loops:
+    """A pair of scans and what was chosen for it."""
+
     pair: Pair
     choice: Choice
 
     @cached_property
     def lasting(self) -> list[Any]:
-        return variables(self.pair.ys[j] for j in sorted(self.pair.lasting))
+        return list(dict.fromkeys(variables(self.pair.ys[j] for j in sorted(self.pair.lasting))))
 
-    @cached_property
-    def kept(self) -> list[Any]:
-        """What has to be stacked: not what is stacked in any case, nor the forward scan's operands."""
-        others = {*self.pair.xs, *self.lasting}
-        return [v for v in (value(self.pair, place) for place in self.choice.kept) if v not in others]
+    def forward(self, given: _Operands) -> list[_Done]:
+        """The forward scans, one for each part."""
+        consts = dict(zip(self.pair.consts, given.consts, strict=True))
+        stacks = dict(zip(self.pair.xs, given.xs, strict=True))
+        carry, done = list(given.init), []
+        for part, start in self._starts():
+            run = _Run(self.pair, part, consts)
+            done.append(run.forward(_Slices(stacks, start), carry, part.length, part.segments, self.lasting))
+            carry = done[-1].carry
+        return done
+
+    def results(self, done: Sequence[_Done]) -> dict[Any, Any]:
+        """The outputs of the forward equation that others than its backward scan read."""
+        first, pair = self.pair.first, self.pair
+        found = dict(zip(first.eqn.outvars, done[-1].carry, strict=False))
+        stacks = self._lasting_stacks(done)
+        for j in pair.lasting:
+            y = pair.ys[j]
+            shape = (first.length, *y.aval.shape)
+            found[first.ys[j]] = jnp.full(shape, y.val, y.aval.dtype) if is_literal(y) else stacks[y]
+        return found
+
+    def backward(self, done: Sequence[_Done], forward: _Operands, given: _Operands) -> list[Any]:
+        """The results of the backward equation from the operands of both, those that are stacks not looked at."""
+        pair, links, own = self.pair, _Operands.links(self.pair), set(self.pair.own)
+        consts = {v: x for v, x in zip(links.consts, given.consts, strict=True) if not is_literal(v) and v in own}
+        consts |= dict(zip(pair.consts, forward.consts, strict=True))
+        stacks = {v: x for v, x in zip(links.xs, given.xs, strict=True) if not is_literal(v) and v in own}
+        stacks |= dict(zip(pair.xs, forward.xs, strict=True)) | self._lasting_stacks(done)
+        carry, found = list(given.init), []
+        parts = list(zip(done, self._starts(), strict=True))
+        for part_done, (part, start) in reversed(parts) if pair.opposed else parts:
+            run = _Run(pair, part, consts)
+            carry, ys = run.backward(part_done, carry, _Slices(stacks, start), part.length, part.segments)
+            found.append(ys)
+        return [*carry, *(_joined(ys, pair.second.reverse) for ys in zip(*found, strict=True))]
+
+    def _lasting_stacks(self, done: Sequence[_Done]) -> dict[Any, Any]:
+        return {v: _joined([d.stacks[v] for d in done], self.pair.first.reverse) for v in self.lasting}
+
+    def _starts(self) -> Iterator[tuple[Part, int | None]]:
+        """The parts in the order in which the forward scan runs, and at which position each one's slices start."""
+        at = self.pair.first.length if self.pair.first.reverse else 0
+        for part in self.choice.parts:
+            at -= part.length if self.pair.first.reverse else 0
+            yield part, at if len(self.choice.parts) > 1 else None
+            at += 0 if self.pair.first.reverse else part.length
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Iterations that all keep the same; `consts` are, by variable of the joint body, what both bodies read whole."""
+
+    pair: Pair
+    part: Part
+    consts: Mapping[Any, Any]
 
     @cached_property
     def eqns(self) -> list[Any]:
         """The equations of a backward iteration."""
-        return [self.pair.joint.eqns[k] for k in sorted({*self.choice.again, *self.pair.late})]
+        return [self.pair.joint.eqns[k] for k in sorted({*self.part.again, *self.pair.late})]
 
     @cached_property
     def read(self) -> set[Any]:
@@ -102,112 +193,77 @@ class _Writer:
         used = variables([*(a for eqn in self.eqns for a in eqn.invars), *self.pair.backward_out])
         return {v for v in used if v not in made}
 
-    def forward(self, given: _Operands) -> _Done:
-        return self._forward(given, self.pair.first.length, self.choice.segments, self.lasting)
-
-    def results(self, done: _Done) -> dict[Any, Any]:
-        """The outputs of the forward equation that others than its backward scan read."""
-        first, pair = self.pair.first, self.pair
-        found = dict(zip(first.eqn.outvars, done.carry, strict=False))
-        for j in pair.lasting:
-            y = pair.ys[j]
-            found[first.ys[j]] = (
-                jnp.full((first.length, *y.aval.shape), y.val, y.aval.dtype) if is_literal(y) else done.stacks[y]
-            )
-        return found
-
-    def backward(self, done: _Done, given: _Operands) -> list[Any]:
-        """The results of the backward equation from its operands, the stacks among which are not looked at."""
-        pair = self.pair
-        own = set(pair.own)
-        links = _links(pair)
-        whole = {v: x for v, x in zip(links.consts, given.consts, strict=True) if not is_literal(v) and v in own}
-        whole |= dict(zip(pair.consts, done.given.consts, strict=True))
-        sliced = {v: x for v, x in zip(links.xs, given.xs, strict=True) if not is_literal(v) and v in own}
-        sliced |= dict(zip(pair.xs, done.given.xs, strict=True)) | {v: done.stacks[v] for v in self.lasting}
-        carry, ys = self._backward(done, list(given.init), whole, sliced, pair.first.length, self.choice.segments)
-        return [*carry, *ys]
-
-    def _forward(self, given: _Operands, length: int, segments: Sequence[int], stacked: Sequence[Any]) -> _Done:
-        """Forward iterations that stack `stacked`, and what the choice keeps of them or the starts of their segments."""
+    def forward(
+        self, xs: _Slices, init: Sequence[Any], length: int, segments: Sequence[int], stacked: Sequence[Any]
+    ) -> _Done:
+        """Forward iterations that stack `stacked`, and what is kept of them or the starts of their segments."""
         if not segments:
-            return self._run(given, length, list(dict.fromkeys([*stacked, *self.kept])))
-        (segment, *_), scan = segments, self.pair.first
+            others = {*self.pair.xs, *stacked}
+            kept = [v for v in (value(self.pair, place) for place in self.part.kept) if v not in others]
+            return self._iterate(xs, init, length, [*stacked, *kept])
+        segment, scan = segments[0], self.pair.first
+        over, part_at = xs.segments(length, segment)
 
         def body(carry: Any, x: Any) -> Any:
-            done = self._run(_Operands(given.consts, carry, x), segment, stacked)
-            return list(done.carry), (carry, [done.stacks[v] for v in stacked])
+            done = self._iterate(part_at(x), carry, segment, stacked)
+            return list(done.carry), (carry, list(done.stacks.values()))
 
-        xs = [_split(x, segment) for x in given.xs]
-        carry, (starts, stacks) = lax.scan(body, list(given.init), xs, length // segment, reverse=scan.reverse)
-        return _Done(given, carry, dict(zip(stacked, map(_joined, stacks), strict=True)), starts)
+        carry, (starts, stacks) = lax.scan(body, list(init), over, length // segment, reverse=scan.reverse)
+        return _Done(xs, carry, dict(zip(stacked, map(_merged, stacks), strict=True)), starts)
 
-    def _run(self, given: _Operands, length: int, stacked: Sequence[Any]) -> _Done:
-        pair, scan = self.pair, self.pair.first
+    def _iterate(self, xs: _Slices, init: Sequence[Any], length: int, stacked: Sequence[Any]) -> _Done:
+        pair = self.pair
         eqns = [pair.joint.eqns[k] for k in sorted(pair.needed_for([*pair.carry_out, *stacked]))]
+        over, slices_at = xs.each(length)
 
         def body(carry: Any, x: Any) -> Any:
-            env = dict(zip(pair.inputs, [*given.consts, *carry, *x], strict=True))
+            env = {**self.consts, **dict(zip(pair.carry, carry, strict=True)), **slices_at(x)}
             evaluate(eqns, env)
             return [_read(env, a) for a in pair.carry_out], [env[v] for v in stacked]
 
-        carry, stacks = _scan(scan, body, list(given.init), list(given.xs), length)
-        return _Done(given, carry, dict(zip(stacked, stacks, strict=True)))
+        carry, stacks = _scan(pair.first, body, list(init), over, length)
+        return _Done(xs, carry, dict(zip(stacked, stacks, strict=True)))
 
-    def _backward(
-        self,
-        done: _Done,
-        init: Sequence[Any],
-        whole: Mapping[Any, Any],
-        sliced: Mapping[Any, Any],
-        length: int,
-        segments: Sequence[int],
+    def backward(
+        self, done: _Done, init: Sequence[Any], xs: _Slices, length: int, segments: Sequence[int]
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Backward iterations: their carry and stacks. `whole` and `sliced` are what they can read beside `done`."""
+        """Backward iterations, their carry and stacks; `xs` are all slices there are beside those in `done`."""
         if not segments:
-            return self._run_backward(done, init, whole, sliced, length)
+            return self._iterate_back(done, init, xs.only(self.read), length)
         segment, *inner = segments
-        pair = self.pair
+        over, part_at = xs.only(self.read | set(self.pair.xs)).segments(length, segment)
 
         def body(carry: Any, x: Any) -> Any:
-            start, part = x[0], dict(zip(parts, x[1], strict=True))
-            again = self._forward(_Operands(done.given.consts, start, [part[v] for v in pair.xs]), segment, inner, ())
-            return self._backward(again, carry, whole, part, segment, inner)
+            start, part = x[0], part_at(x[1])
+            again = self.forward(part.only(self.pair.xs), start, segment, inner, ())
+            return self.backward(again, carry, part, segment, inner)
 
-        parts = [v for v in sliced if v in self.read or v in pair.xs]
-        xs = (done.starts, [_split(sliced[v], segment) for v in parts])
-        carry, ys = lax.scan(body, list(init), xs, length // segment, reverse=pair.second.reverse)
-        return carry, [_joined(y) for y in ys]
+        reverse = self.pair.second.reverse
+        carry, ys = lax.scan(body, list(init), (done.starts, over), length // segment, reverse=reverse)
+        return carry, [_merged(y) for y in ys]
 
-    def _run_backward(
-        self, done: _Done, init: Sequence[Any], whole: Mapping[Any, Any], sliced: Mapping[Any, Any], length: int
+    def _iterate_back(
+        self, done: _Done, init: Sequence[Any], xs: _Slices, length: int
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        pair, count = self.pair, len(self.pair.second.init)
-        stacks = {v: x for v, x in {**sliced, **done.stacks}.items() if v in self.read}
-        given = _links(pair).init
+        pair, count, given = self.pair, len(self.pair.second.init), _Operands.links(self.pair).init
+        kept = {v: x for v, x in done.stacks.items() if v in self.read and v not in xs.stacks}
         # A carry that is kept need not be kept again as the result of the iteration before: it is handed on.
-        lacking = self.read - stacks.keys() - whole.keys() - set(given)
+        lacking = self.read - kept.keys() - xs.stacks.keys() - self.consts.keys() - set(given)
         handed = [j for j, v in enumerate(pair.carry_out) if not is_literal(v) and v in lacking]
-        stacks |= {pair.carry[j]: done.stacks[pair.carry[j]] for j in handed}
-        names = list(stacks)
+        kept |= {pair.carry[j]: done.stacks[pair.carry[j]] for j in handed}
+        over, slices_at = xs.each(length)
 
         def body(carry: Any, x: Any) -> Any:
-            slices = dict(zip(names, x, strict=True))
-            env = {**whole, **slices, **dict(zip(given, carry[0], strict=True))}
+            slices = dict(zip(kept, x[0], strict=True))
+            env = {**self.consts, **slices, **slices_at(x[1]), **dict(zip(given, carry[0], strict=True))}
             env |= {pair.carry_out[j]: h for j, h in zip(handed, carry[1], strict=True)}
             evaluate(self.eqns, env)
             outputs = [_read(env, a) for a in pair.backward_out]
             return (outputs[:count], [slices[pair.carry[j]] for j in handed]), outputs[count:]
 
         start = (list(init), [done.carry[j] for j in handed])
-        (carry, _), ys = _scan(pair.second, body, start, [stacks[v] for v in names], length)
+        (carry, _), ys = _scan(pair.second, body, start, (list(kept.values()), over), length)
         return carry, ys
-
-
-def _links(pair: Pair) -> _Operands:
-    """What the operands of the backward equation are in the joint body."""
-    consts, init = len(pair.second.consts), len(pair.second.init)
-    return _Operands(pair.links[:consts], pair.links[consts : consts + init], pair.links[consts + init :])
 
 
 def _scan(scan: Scan, body: Callable[[Any, Any], Any], init: Any, xs: Any, length: int) -> Any:
@@ -215,9 +271,11 @@ def _scan(scan: Scan, body: Callable[[Any, Any], Any], init: Any, xs: Any, lengt
     return lax.scan(body, init, xs, length, reverse=scan.reverse, unroll=unroll)
 
 
-def _split(x: Any, segment: int) -> Any:
-    return x.reshape(x.shape[0] // segment, segment, *x.shape[1:])
-
-
-def _joined(x: Any) -> Any:
+def _merged(x: Any) -> Any:
+    """Stacks of segments as one."""
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+
+
+def _joined(stacks: Sequence[Any], reverse: bool) -> Any:
+    """Stacks of parts, in the order in which a scan runs, as one."""
+    return stacks[0] if len(stacks) == 1 else jnp.concatenate(stacks[::-1] if reverse else stacks)
