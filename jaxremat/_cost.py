@@ -68,7 +68,17 @@ def _once(node: Node, target: Target, cost: str) -> float:
     if cost == "flops":
         return flops
     rate, bandwidth = rates(target)
-    return flops / rate + sum(bytes_of(v.aval) for v in (*node.inputs, *node.outputs)) / bandwidth
+    return flops / rate + _moved(node) / bandwidth
+
+
+def _moved(node: Node) -> int:
+    """Bytes that a node reads and writes: of an array that it only takes a slice of, the slice."""
+    read = 0
+    for v in node.inputs:
+        readers = [eqn for eqn in node.eqns if v in eqn.invars]
+        sliced = all(e.primitive.name == "dynamic_slice" and e.invars[0] is v for e in readers)
+        read += sum(bytes_of(e.outvars[0].aval) for e in readers) if sliced else bytes_of(v.aval)
+    return read + sum(bytes_of(v.aval) for v in node.outputs)
 
 
 def _loop(eqn: Any, target: Target, cost: str) -> float:

@@ -32,6 +32,8 @@ from jaxremat.solvers import lowest_peak, solve
 
 _ROUNDS = 6
 _LAST_RESORT = 10.0  # seconds at least for the schedule of the lowest peak, however little time a solver was given
+_JUMPS = 4  # from one variant of the loops to another by what their stacks take, before bisection
+_LAST = 4  # variants of the loops, to find the one of the lowest peak among
 _SLACK = 0.02  # of the budget left unused, above which a dearer plan than need be is suspected
 
 
@@ -141,7 +143,7 @@ class _Fit:
         variants = [_Variant(self, with_choices(self.program, loops), loops) for loops in ladder]
         start = self.cheapest(variants)
         found = next((f for variant in variants[start:] if (f := variant.search())), None)
-        found = found or variants[-1].last_resort()
+        found = found or self.roomiest(variants).last_resort()
         return Fitted(replace(found.plan, compiles=self.compiles), found.compiled)
 
     def cheapest(self, variants: Sequence[_Variant]) -> int:
@@ -149,11 +151,31 @@ class _Fit:
 
         That is one that fits without further recomputes, or one before it that the solver makes fit for less.
         """
-        fits = bisect_left(variants, True, key=lambda variant: variant.predicted(Schedule(variant.graph)) <= self.limit)
-        best = min(fits, len(variants) - 1)
+        best = self.first_that_fits(variants)
         while best > 0 and variants[best - 1].cost <= variants[best].cost < math.inf:
             best -= 1
         return best
+
+    def roomiest(self, variants: Sequence[_Variant]) -> _Variant:
+        """The variant of the last few that leaves the most room: the smallest stacks may cost more than they save."""
+        return min(variants[-_LAST:], key=lambda variant: variant.predicted(Schedule(variant.graph)))
+
+    def first_that_fits(self, variants: Sequence[_Variant]) -> int:
+        """The cheapest variant that is predicted to fit without further recomputes, or the last one.
+
+        What all stacks take says how far to go at once from a variant whose prediction is known.
+        """
+        good, bad, at = len(variants) - 1, -1, 0
+        for step in range(len(variants)):
+            if at >= good:
+                break
+            variant = variants[at]
+            excess = variant.predicted(Schedule(variant.graph)) - self.limit
+            good, bad = (at, bad) if excess <= 0 else (good, at)
+            stacks = variant.stacks - excess
+            ahead = bisect_left(variants, -stacks, key=lambda v: -v.stacks) if step < _JUMPS else (bad + good) // 2
+            at = max(bad + 1, min(ahead, good - 1))
+        return good
 
 
 class _Variant:
@@ -162,6 +184,11 @@ class _Variant:
     def __init__(self, fit: _Fit, program: Program, loops: Choices = ()):
         self.fit, self.program, self.loops = fit, program, loops
         self.options, self.target, self.limit, self.say = fit.options, fit.target, fit.limit, fit.say
+
+    @property
+    def stacks(self) -> int:
+        """Bytes that its loops keep."""
+        return sum(choice.bytes for choice in self.loops)
 
     @cached_property
     def kernels(self) -> Kernels:

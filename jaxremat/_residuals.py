@@ -132,7 +132,9 @@ def _mixed(a: Choice, b: Choice | None) -> list[Choice]:
             continue
         parts = (replace(first, length=count), replace(last, length=length - count))
         share = count / length
-        mixed = Choice(a.forward, parts, int(share * b.bytes + (1 - share) * a.bytes), share * b.cost + (1 - share) * a.cost)
+        mixed = Choice(
+            a.forward, parts, int(share * b.bytes + (1 - share) * a.bytes), share * b.cost + (1 - share) * a.cost
+        )
         found.append(mixed)
     return found
 
@@ -239,9 +241,7 @@ def _segmented(pair: Pair, choice: Choice, costs: Mapping[int, float]) -> list[C
         size, uneven, segments = whole if whole and whole[0] <= _UNEVEN * best[0] else best
         rest = length % segments[0]
         parts = (replace(part, segments=segments, length=length - rest), replace(part, length=rest))
-        found.append(
-            Choice(pair.forward, parts if uneven else parts[:1], size + held, choice.cost + depth * forward)
-        )
+        found.append(Choice(pair.forward, parts if uneven else parts[:1], size + held, choice.cost + depth * forward))
     return found
 
 
