@@ -152,7 +152,11 @@ def test_rungs_are_ever_dearer_and_ever_smaller():
 
 def test_a_carry_is_not_stacked_twice():
     """JAX stacks what comes into an iteration and what goes out of it; the one is the other an iteration later."""
-    program = program_of(shared_weight, WEIGHTS, X)
+
+    def recurrent(ws, x):
+        return jnp.mean(lax.fori_loop(0, 13, lambda i, h: jnp.tanh(h @ ws[0]), x) ** 2)
+
+    program = program_of(recurrent, WEIGHTS, X)
     plain = temporaries(program.plain, WEIGHTS, X)
     cheapest = rungs(program, CPU, "xla")[0]
     assert cheapest[0].bytes == 13 * X.nbytes
