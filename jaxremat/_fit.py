@@ -226,8 +226,9 @@ class _Variant:
     def attempt(self, schedule: Schedule) -> Fitted:
         jaxpr = rewrite(self.program, self.kernels.nodes, schedule.statements, self.target.platform)
         compiled, predicted = self.fit.compile(jaxpr), self.predicted(schedule)
-        self.say(f"planned {predicted:,} bytes at overhead {schedule.overhead:.3f}, measured {compiled.memory.peak:,}")
-        return self.fit.fitted(schedule, jaxpr, compiled, predicted, self.loops)
+        fitted = self.fit.fitted(schedule, jaxpr, compiled, predicted, self.loops)
+        self.say(f"planned {predicted:,} bytes at overhead {fitted.plan.overhead:.3f}, measured {fitted.peak:,}")
+        return fitted
 
     def search(self) -> Fitted | None:
         """Solve and measure for a budget that follows the measurements, and keep the cheapest plan that fits."""
