@@ -1,4 +1,4 @@
-"""A whole flax training step, loss, gradient and optimizer update, within a memory budget.
+"""A whole flax training step, loss, gradient and optimizer update, within a memory budget, its state donated.
 
 python examples/wrap_train_step.py
 """
@@ -43,7 +43,7 @@ def main() -> None:
     params = model.init({"params": key, "dropout": key}, images[:1])
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(1e-3))
 
-    step = jaxremat.remat(train_step, budget=0.7)
+    step = jaxremat.remat(train_step, budget=0.7, donate_argnums=0)
     print(step.plan(state, images, labels, key).summary())
     for k in range(10):
         state, value = step(state, images, labels, jax.random.fold_in(key, k))

@@ -1,5 +1,6 @@
 """Training steps that fit a memory budget: optimal rematerialization, measured on the compiled program."""
 
+from jaxremat import equinox, nnx
 from jaxremat._api import grad, remat, value_and_grad
 from jaxremat._batch import LargestBatch, max_batch_size
 from jaxremat._errors import BudgetError, PlanMismatchError
@@ -18,9 +19,11 @@ __all__ = [
     "PlanMismatchError",
     "Schedule",
     "Statement",
+    "equinox",
     "grad",
     "lowest_peak",
     "max_batch_size",
+    "nnx",
     "remat",
     "simulate",
     "solve",

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -73,16 +73,24 @@ class Compiler:
         atexit.register(self.end)
 
     def compile(
-        self, exported: bytes, *, text: bool = False, options: Mapping[str, Any] | None = None
+        self,
+        exported: bytes,
+        donated: Sequence[int] = (),
+        *,
+        text: bool = False,
+        options: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The `memory`, the cost `analysis` and, on demand, the scheduled HLO `text` of an exported program.
 
+        `donated` are the numbers of the arguments whose memory results may take over.
         Raises `CompilationError` with what the compiler says.
         """
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
-            answer = self._ask({"exported": exported, "text": text, "options": dict(options or {})})
+            answer = self._ask(
+                {"exported": exported, "donated": tuple(donated), "text": text, "options": dict(options or {})}
+            )
         if "error" in answer:
             raise CompilationError(answer["error"])
         return answer

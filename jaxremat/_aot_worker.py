@@ -50,9 +50,9 @@ class Compiler:
         self.sharding = jax.sharding.SingleDeviceSharding(device)
         self.latest: tuple[Any, Any] = (None, None)  # what was asked for, and the compiled program
 
-    def compile(self, exported: bytes, text: bool, options: dict[str, Any]) -> dict[str, Any]:
-        if self.latest[0] != (exported, options):
-            self.latest = ((exported, options), self._compiled(exported, options))
+    def compile(self, text: bool, **program: Any) -> dict[str, Any]:
+        if self.latest[0] != program:
+            self.latest = (program, self._compiled(**program))
         compiled = self.latest[1]
         stats = compiled.memory_analysis()
         analysis = compiled.cost_analysis() or {}
@@ -67,7 +67,7 @@ class Compiler:
             "text": compiled.as_text() if text else None,
         }
 
-    def _compiled(self, exported: bytes, options: dict[str, Any]) -> Any:
+    def _compiled(self, exported: bytes, donated: tuple[int, ...], options: dict[str, Any]) -> Any:
         import jax
 
         program = jax.export.deserialize(bytearray(exported))
@@ -76,7 +76,7 @@ class Compiler:
             for a in program.in_avals
         ]
         args, kwargs = jax.tree.unflatten(program.in_tree, structs)
-        traced = jax.jit(program.call, keep_unused=True).trace(*args, **kwargs)
+        traced = jax.jit(program.call, keep_unused=True, donate_argnums=donated).trace(*args, **kwargs)
         lowered = traced.lower(lowering_platforms=(self.platform,))
         # With the chip's options, less those that this version of the compiler does not know.
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -76,7 +77,7 @@ def grad(
         jax.grad, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
     )
     options = checked_options(budget, solver, cost, target, time_limit, gap, progress)
-    return _budgeted(fun, transform, argnums, options, plan)
+    return budgeted(fun, transform, argnums, options, plan)
 
 
 def value_and_grad(
@@ -105,12 +106,13 @@ def value_and_grad(
         jax.value_and_grad, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
     )
     options = checked_options(budget, solver, cost, target, time_limit, gap, progress)
-    return _budgeted(fun, transform, argnums, options, plan)
+    return budgeted(fun, transform, argnums, options, plan)
 
 
 def remat(
     fun: Callable[..., Any],
     *,
+    donate_argnums: int | Sequence[int] = (),
     budget: Budget = "auto",
     solver: str = "auto",
     cost: str | CostFunction = "auto",
@@ -122,7 +124,9 @@ def remat(
 ) -> Callable[..., Any]:
     """`fun` within a memory budget: any traceable function, such as a whole training step.
 
-    Keywords, `.plan` and errors are those of `jaxremat.grad`.
+    `donate_argnums` are the positional arguments whose memory results may take over, as in `jax.jit`: what they share
+    counts once. Inside another traced function nothing is donated. The other keywords, `.plan` and errors are those of
+    `jaxremat.grad`.
 
     >>> import jax, jax.numpy as jnp, jaxremat
     >>> step = jaxremat.remat(lambda w: w - 0.5 * jax.grad(lambda w: (w**2).sum())(w), budget="1MB")
@@ -130,32 +134,42 @@ def remat(
     Array([0., 0.], dtype=float32)
     """
     options = checked_options(budget, solver, cost, target, time_limit, gap, progress)
-    return _budgeted(fun, lambda f: f, (), options, plan)
+    return budgeted(fun, lambda f: f, (), options, plan, donate_argnums)
 
 
-def _budgeted(
+def budgeted(
     fun: Callable[..., Any],
     transform: Callable[[Callable[..., Any]], Callable[..., Any]],
     argnums: int | Sequence[int],
     options: Options,
     plan: Plan | None,
+    donate_argnums: int | Sequence[int] = (),
+    numbers: bool = True,
 ) -> Callable[..., Any]:
-    """Give `transform(fun)` its budget."""
+    """Give `transform(fun)` its budget. Without `numbers`, Python numbers are part of the function, as strings are."""
     if not callable(fun):
         raise TypeError(f"fun: expected a function, got {fun!r}")
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"plan: expected a jaxremat.Plan, got {plan!r}; Plan.load(path) reads a saved one")
-    return _wrapped(fun, _Budgeted(fun, transform, argnums, options, plan))
+    inner = _Budgeted(fun, transform, argnums, options, plan, _positions(donate_argnums), numbers)
+    return named_after(fun, inner.__call__, plan=inner.plan, unbudgeted=inner.unbudgeted)
+
+
+def _positions(donate_argnums: Any) -> frozenset[int]:
+    try:
+        return frozenset(operator.index(k) for k in np.atleast_1d(np.asarray(donate_argnums, object)))
+    except TypeError:
+        raise TypeError(f"donate_argnums: expected an int or a sequence of ints, got {donate_argnums!r}") from None
 
 
 def checked_options(
-    budget: Budget,
-    solver: str,
-    cost: str | CostFunction,
-    target: str | None,
-    time_limit: float,
-    gap: float,
-    progress: Progress,
+    budget: Budget = "auto",
+    solver: str = "auto",
+    cost: str | CostFunction = "auto",
+    target: str | None = None,
+    time_limit: float = 60.0,
+    gap: float = 1e-4,
+    progress: Progress = False,
 ) -> Options:
     """The keywords that all functions share; raises `TypeError` or `ValueError` naming the one that is wrong."""
     check_budget(budget)
@@ -176,19 +190,18 @@ def _print_progress(message: str) -> None:
     sys.stderr.write(f"jaxremat: {message}\n")
 
 
-def _wrapped(fun: Callable[..., Any], budgeted: _Budgeted) -> Callable[..., Any]:
-    """A plain function with the name and docstring of `fun`, and `.plan`."""
+def named_after(fun: Callable[..., Any], run: Callable[..., Any], **attributes: Any) -> Callable[..., Any]:
+    """`run` as a plain function with the name and docstring of `fun`, and `attributes`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return budgeted(*args, **kwargs)
+        return run(*args, **kwargs)
 
     call.__doc__ = f"{getattr(fun, '__name__', 'A function')} within a memory budget, by jaxremat."
 
     if hasattr(fun, "__name__"):
         assigned = [name for name in functools.WRAPPER_ASSIGNMENTS if getattr(fun, name, None) is not None]
         functools.update_wrapper(call, fun, assigned, updated=())
-    call.plan = budgeted.plan  # type: ignore[attr-defined]
-    call.unbudgeted = budgeted.unbudgeted  # type: ignore[attr-defined]
+    vars(call).update(attributes)
     return call
 
 
@@ -206,14 +219,22 @@ class _Ready:
         values = [*self.traced.consts, *arrays]
         traced = any(isinstance(v, jax.core.Tracer) for v in values)
         compiled = self.compiled.run if self.plan.target == jax.default_backend() else None
-        if compiled is not None and not traced and not any(map(_elsewhere, values)):
-            return self.traced.results(compiled(*values))
-        return self.traced.results(self.traceable(*values))
+        if traced:
+            return self.traced.results(self.traceable(*values))
+        if compiled is None or any(map(_elsewhere, values)):
+            compiled = self.movable
+        return self.traced.results(compiled(*values))
 
     @functools.cached_property
     def traceable(self) -> Callable[..., Any]:
-        """The rewritten program for arrays on other devices, and for tracers."""
+        """The rewritten program for tracers."""
         return jax.jit(jex.jaxpr_as_fun(self.plan.jaxpr), inline=True)
+
+    @functools.cached_property
+    def movable(self) -> Callable[..., Any]:
+        """The rewritten program for arrays on other devices."""
+        donated = sorted(self.traced.program.donated)
+        return jax.jit(jex.jaxpr_as_fun(self.plan.jaxpr), donate_argnums=donated)
 
 
 def _elsewhere(value: Any) -> bool:
@@ -233,10 +254,12 @@ class _Budgeted:
         argnums: int | Sequence[int],
         options: Options,
         plan: Plan | None,
+        donated: frozenset[int],
+        numbers: bool,
     ):
         self._fun, self.unbudgeted = fun, transform(fun)
         self._differentiated = frozenset(np.ravel(argnums).tolist())
-        self._options, self._given = options, plan
+        self._options, self._given, self._donated, self._numbers = options, plan, donated, numbers
         self._calls: dict[Hashable, _Ready] = {}
         self._plans: dict[str, Fitted] = {}
         self._static: dict[Any, frozenset[int]] = {}  # the Python numbers whose values the function needs
@@ -256,7 +279,7 @@ class _Budgeted:
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, _Ready]:
         """What a call runs; traced and planned unless a call like it was before."""
         with self._lock:
-            call = Call.of(args, kwargs, self._differentiated, self._static)
+            call = Call.of(args, kwargs, self._differentiated, self._static, self._numbers)
             key = call.key()
             ready = self._calls.get(key)
             if ready is not None and same(ready.captured, captures(self._fun)):
@@ -272,17 +295,17 @@ class _Budgeted:
     def _trace(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, Traced]:
         """Trace the call; where that fails, with the values of those Python numbers that the function needs."""
         try:
-            return call, trace(self.unbudgeted, call)
+            return call, trace(self.unbudgeted, call, self._donated)
         except Exception:
             if not call.numbers:
                 raise
         needed = frozenset(call.numbers)
         call = Call.of(args, kwargs, self._differentiated, {call.tree: needed})
-        traced = trace(self.unbudgeted, call)
+        traced = trace(self.unbudgeted, call, self._donated)
         for number in sorted(needed):
             fewer = Call.of(args, kwargs, self._differentiated, {call.tree: needed - {number}})
             with contextlib.suppress(Exception):
-                call, traced, needed = fewer, trace(self.unbudgeted, fewer), needed - {number}
+                call, traced, needed = fewer, trace(self.unbudgeted, fewer, self._donated), needed - {number}
         self._static[call.tree] = needed
         return call, traced
 

@@ -2,7 +2,8 @@
 
 `jax.grad` runs the function each time and sees what closures and globals hold now. A traced call is kept instead, for
 as long as all of that is still the same objects: what the function's closures and globals hold, and what those of the
-functions of its own package hold that it calls, attributes that it names, and the items of tuples and dicts.
+functions of its own package hold that it calls, attributes that it names, the items of tuples and dicts, and the
+arrays in the modules of frameworks, which are updated in place.
 What is changed inside an array or a list in place is not seen: lists are what functions under trace append to.
 """
 
@@ -64,9 +65,22 @@ def _read(value: Any, package: str) -> Iterator[Any]:
         yield from list(value.values()) if len(value) <= _SEVERAL else ()
     elif isinstance(value, tuple):
         yield from value if len(value) <= _SEVERAL else ()
-    elif _package(value) == package and isinstance(call := vars(type(value)).get("__call__"), FunctionType):
+    else:
+        yield from jax.tree.leaves(value) if _is_module(value) else ()
+        yield from _called(value, package)
+
+
+def _called(value: Any, package: str) -> Iterator[Any]:
+    """What an object of the function's own package reads when it is called."""
+    call = vars(type(value)).get("__call__")
+    if _package(value) == package and isinstance(call, FunctionType):
         yield call
         yield from _attributes(value, _names(call))
+
+
+def _is_module(value: Any) -> bool:
+    """Whether `value` is of a class of its own that JAX knows to hold arrays."""
+    return not isinstance(value, (jax.Array, list)) and not jax.tree_util.all_leaves((value,))
 
 
 def _outside(fun: FunctionType) -> Iterator[Any]:

@@ -83,7 +83,7 @@ def follow(program: Program, plan: Plan) -> Fitted:
                 "plan: this compiler makes other kernels of the program than the plan is for; plan again"
             )
         jaxpr = rewrite(program, nodes, plan.schedule.statements, target.platform)
-    compiled = target.compile(jex.jaxpr_as_fun(jaxpr), program.structs())
+    compiled = target.compile(jex.jaxpr_as_fun(jaxpr), program.structs(), program.donated)
     return Fitted(replace(plan, rewritten=jaxpr, measured_peak_bytes=compiled.memory.peak), compiled)
 
 
@@ -112,7 +112,7 @@ class _Fit:
 
     def compile(self, jaxpr: jex.ClosedJaxpr) -> Compiled:
         self.compiles += 1
-        return self.target.compile(jex.jaxpr_as_fun(jaxpr), self.program.structs())
+        return self.target.compile(jex.jaxpr_as_fun(jaxpr), self.program.structs(), self.program.donated)
 
     def fitted(
         self, schedule: Schedule, jaxpr: jex.ClosedJaxpr, compiled: Compiled, predicted: int, loops: Choices = ()

@@ -49,7 +49,7 @@ class Materialised:
 def materialised(program: Program, target: Target) -> Materialised | None:
     """Compile `program` for `target` and read what it materialises; None where too little of it can be understood."""
     try:
-        module = parse(target.compile(tagged(program), program.structs()).hlo())
+        module = parse(target.compile(tagged(program), program.structs(), program.donated).hlo())
     except HloError:
         return None
     found = read(program, module)

@@ -46,7 +46,7 @@ def chosen(program: Program, pairs: Sequence[Pair], choices: Collection[Choice])
                 evaluate([eqn], env)
         return [_read(env, a) for a in program.outvars]
 
-    return replace(flatten(jax.make_jaxpr(run)(*program.structs())), plain=program.plain)
+    return replace(flatten(jax.make_jaxpr(run)(*program.structs())), plain=program.plain, donated=program.donated)
 
 
 def _read(env: Mapping[Any, Any], atom: Any) -> Any:

@@ -8,7 +8,7 @@ a new plan; a function that needs their value (as a shape, in an `if`) gets it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -37,9 +37,14 @@ class Call:
 
     @classmethod
     def of(
-        cls, args: Sequence[Any], kwargs: dict[str, Any], differentiated: Collection[int], static: Static = _NOTHING
+        cls,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        differentiated: Collection[int],
+        static: Static = _NOTHING,
+        numbers: bool = True,
     ) -> Call:
-        """Split the arguments. Arrays are traced, and so are Python numbers, except those that `static` lists.
+        """Split the arguments. Arrays are traced and, with `numbers`, Python numbers except those that `static` lists.
 
         `differentiated` are the positions of the arguments whose numbers are traced all the same.
         """
@@ -50,7 +55,7 @@ class Call:
             must += [k in differentiated or k - len(args) in differentiated] * len(jax.tree.leaves(arg))
         must += [False] * (len(leaves) - len(must))
         traced = (
-            is_array(x) or (_is_number(x) and (m or k not in kept))
+            is_array(x) or (_is_number(x) and (m or (numbers and k not in kept)))
             for k, (x, m) in enumerate(zip(leaves, must, strict=True))
         )
         return cls(tuple(leaves), tuple(traced), tree)
@@ -63,6 +68,18 @@ class Call:
     @property
     def arrays(self) -> list[Any]:
         return [x for x, t in zip(self.leaves, self.traced, strict=True) if t]
+
+    def arrays_of(self, positions: Collection[int]) -> frozenset[int]:
+        """Which of `arrays` belong to the positional arguments at `positions`."""
+        args = self.tree.children()[0].children()
+        wrong = [k for k in positions if not -len(args) <= k < len(args)]
+        if wrong:
+            raise ValueError(f"donate_argnums: there is no argument {wrong[0]}, the call has {len(args)}")
+        chosen = {k % len(args) for k in positions}
+        of_leaf = [k for k, arg in enumerate(args) for _ in range(arg.num_leaves)]
+        of_leaf += [-1] * (len(self.leaves) - len(of_leaf))
+        of_array = (k for k, traced in zip(of_leaf, self.traced, strict=True) if traced)
+        return frozenset(number for number, k in enumerate(of_array) if k in chosen)
 
     def rebuild(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments again, with `arrays` for the traced leaves."""
@@ -103,8 +120,12 @@ class Traced:
         return any(isinstance(c, jax.core.Tracer) for c in self.consts)
 
 
-def trace(fun: Callable[..., Any], call: Call) -> Traced:
-    """Trace `fun` on the arguments of `call`. What `fun` or JAX raises passes through unchanged."""
+def trace(fun: Callable[..., Any], call: Call, donated: Collection[int] = ()) -> Traced:
+    """Trace `fun` on the arguments of `call`, of which those at the positions `donated` may be written over.
+
+    What `fun` or JAX raises passes through unchanged.
+    """
+    given = call.arrays_of(donated)
     seen: list[tuple[Any, tuple[tuple[int, Any], ...]]] = []
 
     def flat(*arrays: Any) -> list[Any]:
@@ -117,7 +138,8 @@ def trace(fun: Callable[..., Any], call: Call) -> Traced:
 
     closed: jex.ClosedJaxpr = jax.make_jaxpr(flat)(*call.arrays)
     tree, static = seen[-1]
-    return Traced(flatten(closed), tuple(closed.consts), tree, static)
+    program = replace(flatten(closed), donated=frozenset(len(closed.consts) + k for k in given))
+    return Traced(program, tuple(closed.consts), tree, static)
 
 
 def is_array(x: Any) -> bool:

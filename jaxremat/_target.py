@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -51,6 +51,13 @@ class Compiled:
         return max(0.0, self.analysis.get("flops", 0.0))
 
 
+class _Exported(NamedTuple):
+    """A program for a compiler in another process, and the numbers of its donated arguments."""
+
+    program: bytes
+    donated: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Target:
     """A platform to plan for: "cpu", or "tpu:v5e" for example, whose `chip` need not be in this machine."""
@@ -85,17 +92,25 @@ class Target:
         """Bytes of memory of a chip that need not be here; None for the devices of this process."""
         return None if self.chip is None else self.chip.memory
 
-    def lower(self, fun: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]) -> Any:
-        """`fun` lowered for this target, as `jax.jit(fun).lower(...)`, under the settings of the calling thread."""
-        jitted = jax.jit(fun, keep_unused=True)
+    def lower(
+        self, fun: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct], donated: Iterable[int] = ()
+    ) -> Any:
+        """`fun` lowered for this target, as `jax.jit(fun).lower(...)`, under the settings of the calling thread.
+
+        `donated` are the numbers of the arguments whose memory results may take over.
+        """
+        jitted = jax.jit(fun, keep_unused=True, donate_argnums=tuple(sorted(donated)))
         if self.chip is not None:
-            return bytes(jax.export.export(jitted, platforms=(self.platform,))(*structs).serialize())
+            exported = jax.export.export(jitted, platforms=(self.platform,))(*structs)
+            return _Exported(bytes(exported.serialize()), tuple(sorted(donated)))
         with jax.default_device(jax.local_devices(backend=self.platform)[0]):
             return jitted.lower(*structs)
 
-    def compile(self, fun: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct]) -> Compiled:
+    def compile(
+        self, fun: Callable[..., Any], structs: Sequence[jax.ShapeDtypeStruct], donated: Iterable[int] = ()
+    ) -> Compiled:
         """`fun` compiled for this target, as `jax.jit(fun).lower(...).compile()`."""
-        return self.finish(self.lower(fun, structs))
+        return self.finish(self.lower(fun, structs, donated))
 
     def finish(self, lowered: Any, quick: bool = False) -> Compiled:
         """What `lower` gave, compiled; may run on any thread.
@@ -124,7 +139,7 @@ def _compiled_here(compiled: Any) -> Compiled:
     return Compiled(memory, analysis_of(compiled), compiled.as_text, compiled)
 
 
-def _compiled_for(chip: Chip, exported: bytes) -> Compiled:
+def _compiled_for(chip: Chip, exported: _Exported) -> Compiled:
     """Compiled for `chip`; a program that its compiler refuses for want of memory, for the roomiest chip of the family.
 
     What that program takes is then what the roomiest chip's takes, and in any case more than `chip` has.
@@ -140,13 +155,13 @@ def _compiled_for(chip: Chip, exported: bytes) -> Compiled:
     return replace(found, memory=replace(found.memory, temporaries=found.memory.temporaries + max(0, missing)))
 
 
-def _compiled_elsewhere(chip: Chip, exported: bytes) -> Compiled:
-    answer = compiler(chip).compile(exported)
+def _compiled_elsewhere(chip: Chip, exported: _Exported) -> Compiled:
+    answer = compiler(chip).compile(*exported)
     return Compiled(Memory(**answer["memory"]), answer["analysis"], partial(_hlo, chip, exported))
 
 
-def _hlo(chip: Chip, exported: bytes) -> str:
-    return compiler(chip).compile(exported, text=True)["text"]
+def _hlo(chip: Chip, exported: _Exported) -> str:
+    return compiler(chip).compile(*exported, text=True)["text"]
 
 
 def analysis_of(stage: Any) -> dict[str, float]:

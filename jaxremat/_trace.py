@@ -52,11 +52,13 @@ def is_literal(atom: Any) -> bool:
 class Program:
     """A flat jaxpr without constants: `jaxpr.jaxpr.invars` are the closed-over arrays, then the arguments.
 
-    `plain` is the same function as JAX traced it, which is what the rewritten program is measured against.
+    `plain` is the same function as JAX traced it, which is what the rewritten program is measured against. `donated`
+    are the numbers of the arguments whose memory results may take over.
     """
 
     jaxpr: jex.ClosedJaxpr
     plain: jex.ClosedJaxpr
+    donated: frozenset[int] = frozenset()
 
     @property
     def invars(self) -> Sequence[Any]:
@@ -92,8 +94,9 @@ class Program:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for programs with the same equations on the same shapes."""
+        """Equal for programs with the same equations on the same shapes, with the same arguments donated."""
         text = re.sub(r" at 0x[0-9a-f]+", "", str(self.jaxpr))
+        text += f" donated {sorted(self.donated)}" if self.donated else ""
         return hashlib.sha256(text.encode()).hexdigest()
 
     def structs(self) -> list[jax.ShapeDtypeStruct]:
