@@ -188,8 +188,9 @@ def gpt(
         if scanned:
             xs = (params["blocks"], None, None) if dropout == 0 else (params["blocks"], keys[::2], keys[1::2])
             x, _ = lax.scan(lambda x, layer: (apply(x, *layer), None), x, xs)
-        for k, p in enumerate([] if scanned else params["blocks"]):
-            x = apply(x, p, keys[2 * k], keys[2 * k + 1])
+        else:
+            for k, p in enumerate(params["blocks"]):
+                x = apply(x, p, keys[2 * k], keys[2 * k + 1])
         return _cross_entropy(norm(x, 1.0) @ params["embedding"].T, targets)
 
     if scanned:

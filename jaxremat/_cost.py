@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxremat._partition import Node, partition
-from jaxremat._stage import node_function, node_key, node_structs
+from jaxremat._stage import known_again, node_function, node_key, node_structs
 from jaxremat._target import Target, analysis_of
 from jaxremat._trace import bytes_of, flatten
 
@@ -23,6 +23,8 @@ _BYTES_PER_SECOND = 1.2e10
 
 # Control flow, and the parameters that hold its bodies.
 _BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+
+_counted: dict[tuple[str, str], float] = {}  # operations that this process has counted, for the next budget or model
 
 CostFunction = Callable[[Node], float]
 NAMES = ("auto", "xla", "flops")
@@ -56,19 +58,28 @@ def costs(
         key = node_key(node, target.platform)
         if key not in known:
             loops = [eqn for eqn in node.eqns if eqn.primitive.name in _BODIES]
-            known[key] = sum(_loop(eqn, target, cost) for eqn in loops) if loops else _once(node, target, cost)
+            known[key] = sum(_loop(eqn, target, cost) for eqn in loops) if loops else _once(node, key, target, cost)
         result.append(known[key])
     return result
 
 
-def _once(node: Node, target: Target, cost: str) -> float:
+def _once(node: Node, key: str, target: Target, cost: str) -> float:
     """A node without control flow, by XLA's count of its operations."""
-    lowered = jax.jit(node_function(node, target.platform)).lower(*node_structs(node))
-    flops = max(0.0, analysis_of(lowered).get("flops", 0.0))
+    flops = _flops(node, key, target.platform)
     if cost == "flops":
         return flops
     rate, bandwidth = rates(target)
     return flops / rate + _moved(node) / bandwidth
+
+
+def _flops(node: Node, key: str, platform: str) -> float:
+    if (platform, key) in _counted:
+        return _counted[platform, key]
+    lowered = jax.jit(node_function(node, platform)).lower(*node_structs(node))
+    flops = max(0.0, analysis_of(lowered).get("flops", 0.0))
+    if known_again(key):
+        _counted[platform, key] = flops
+    return flops
 
 
 def _moved(node: Node) -> int:

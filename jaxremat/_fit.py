@@ -21,10 +21,12 @@ from jaxremat._cost import CostFunction
 from jaxremat._errors import BudgetError, PlanMismatchError
 from jaxremat._graph import Graph
 from jaxremat._kernels import Kernels, describe, kernels
-from jaxremat._loops import Choices, rungs, with_choices
+from jaxremat._loops import Choices, rungs
 from jaxremat._merge import fewer_stages
+from jaxremat._pairs import Pair, pairs
 from jaxremat._plan import Plan
 from jaxremat._rewrite import rewrite
+from jaxremat._scans import chosen
 from jaxremat._schedule import Schedule
 from jaxremat._target import Compiled, Target
 from jaxremat._trace import Program
@@ -76,7 +78,7 @@ def follow(program: Program, plan: Plan) -> Fitted:
     if plan.plain:
         jaxpr = program.plain
     else:
-        program = with_choices(program, plan.loops)
+        program = chosen(program, pairs(program), plan.loops)
         nodes = kernels(program, target).nodes
         if tuple(node.name for node in nodes) != plan.graph.names:
             raise PlanMismatchError(
@@ -107,8 +109,12 @@ class _Fit:
         return plain.arguments + plain.outputs - plain.aliased
 
     @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        return pairs(self.program)
+
+    @cached_property
     def plain_graph(self) -> Graph:
-        return _Variant(self, self.program).graph_of(measure=False)
+        return _Variant(self).graph_of(measure=False)
 
     def compile(self, jaxpr: jex.ClosedJaxpr) -> Compiled:
         self.compiles += 1
@@ -139,8 +145,7 @@ class _Fit:
             schedule = Schedule(self.plain_graph, status="optimal", solver="plain")
             return self.fitted(schedule, self.program.plain, self.plain, peak)
         self.say("reading what the program materialises, and measuring it")
-        ladder = rungs(self.program, self.target, self.options.cost)
-        variants = [_Variant(self, with_choices(self.program, loops), loops) for loops in ladder]
+        variants = [_Variant(self, loops) for loops in rungs(self.pairs, self.target, self.options.cost)]
         start = self.cheapest(variants)
         found = next((f for variant in variants[start:] if (f := variant.search())), None)
         found = found or self.roomiest(variants).last_resort()
@@ -158,7 +163,7 @@ class _Fit:
 
     def roomiest(self, variants: Sequence[_Variant]) -> _Variant:
         """The variant of the last few that leaves the most room: the smallest stacks may cost more than they save."""
-        return min(variants[-_LAST:], key=lambda variant: variant.predicted(Schedule(variant.graph)))
+        return min(variants[-_LAST:], key=lambda variant: variant.all_kept)
 
     def first_that_fits(self, variants: Sequence[_Variant]) -> int:
         """The cheapest variant that is predicted to fit without further recomputes, or the last one.
@@ -170,7 +175,7 @@ class _Fit:
             if at >= good:
                 break
             variant = variants[at]
-            excess = variant.predicted(Schedule(variant.graph)) - self.limit
+            excess = variant.all_kept - self.limit
             good, bad = (at, bad) if excess <= 0 else (good, at)
             stacks = variant.stacks - excess
             ahead = bisect_left(variants, -stacks, key=lambda v: -v.stacks) if step < _JUMPS else (bad + good) // 2
@@ -179,11 +184,15 @@ class _Fit:
 
 
 class _Variant:
-    """The program with its loops run in one way."""
+    """The program with its loops run in one way, written when it is first asked for."""
 
-    def __init__(self, fit: _Fit, program: Program, loops: Choices = ()):
-        self.fit, self.program, self.loops = fit, program, loops
+    def __init__(self, fit: _Fit, loops: Choices = ()):
+        self.fit, self.loops = fit, loops
         self.options, self.target, self.limit, self.say = fit.options, fit.target, fit.limit, fit.say
+
+    @cached_property
+    def program(self) -> Program:
+        return chosen(self.fit.program, self.fit.pairs, self.loops)
 
     @property
     def stacks(self) -> int:
@@ -202,13 +211,20 @@ class _Variant:
         cost, constant = self.options.cost, self.fit.constant
         return Graph(**describe(self.program, self.kernels, self.target, cost, measure=measure, constant=constant))
 
-    @cached_property
+    @property
     def cost(self) -> float:
         """Of the schedule for the budget; infinite where none is found."""
-        try:
-            return self.solve(self.limit).cost
-        except BudgetError:
-            return math.inf
+        return math.inf if self.at_limit is None else self.at_limit.cost
+
+    @cached_property
+    def at_limit(self) -> Schedule | None:
+        """The schedule for the budget."""
+        return self.solve(self.limit)
+
+    @cached_property
+    def all_kept(self) -> int:
+        """Bytes that it is expected to take without further recomputes."""
+        return self.predicted(Schedule(self.graph))
 
     def predicted(self, schedule: Schedule) -> int:
         """Bytes that the program of a schedule is expected to take."""
@@ -217,10 +233,13 @@ class _Variant:
         buffers = buffers_of(schedule, self.kernels, self.program.results)
         return self.fit.constant + in_use(buffers, self.target.platform)
 
-    def solve(self, allowed: int) -> Schedule:
-        """The cheapest schedule found that is predicted to take at most `allowed` bytes. Raises `BudgetError`."""
+    def solve(self, allowed: int) -> Schedule | None:
+        """The cheapest schedule found that is predicted to take at most `allowed` bytes."""
         options = self.options
-        schedule = solve(self.graph, allowed, options.solver, options.time_limit, options.gap)
+        try:
+            schedule = solve(self.graph, allowed, options.solver, options.time_limit, options.gap)
+        except BudgetError:
+            return None
         return schedule if self.target.platform == "cpu" else fewer_stages(schedule, allowed)
 
     def attempt(self, schedule: Schedule) -> Fitted:
@@ -236,11 +255,8 @@ class _Variant:
         allowed, too_much = self.limit, max(self.limit, self.fit.plain.memory.peak) + 1
         tried: set[tuple[tuple[int, int], ...]] = set()
         for _ in range(_ROUNDS):
-            try:
-                schedule = self.solve(allowed)
-            except BudgetError:
-                break
-            if schedule.pairs in tried:
+            schedule = self.at_limit if allowed == self.limit else self.solve(allowed)
+            if schedule is None or schedule.pairs in tried:
                 break
             tried.add(schedule.pairs)
             fitted = self.attempt(schedule)

@@ -11,16 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from jaxremat._trace import Program, evaluate_jaxpr, is_literal, struct_of
+from jaxremat._trace import Program, evaluate_jaxpr, is_literal, struct_of, variables
+
+
+class Operands(NamedTuple):
+    """What belongs to the operands of a scan, such as their values, by their part in it."""
+
+    consts: Sequence[Any]
+    init: Sequence[Any]
+    xs: Sequence[Any]
 
 
 @dataclass(frozen=True)
 class Scan:
-    """The operands of a scan equation by their part in it."""
+    """A scan equation."""
 
     eqn: Any
 
@@ -36,22 +44,19 @@ class Scan:
     def reverse(self) -> bool:
         return self.eqn.params["reverse"]
 
-    @property
-    def consts(self) -> Sequence[Any]:
-        return self.eqn.invars[: self.eqn.params["num_consts"]]
-
-    @property
-    def init(self) -> Sequence[Any]:
-        first = self.eqn.params["num_consts"]
-        return self.eqn.invars[first : first + self.eqn.params["num_carry"]]
-
-    @property
-    def xs(self) -> Sequence[Any]:
-        return self.eqn.invars[self.eqn.params["num_consts"] + self.eqn.params["num_carry"] :]
+    @cached_property
+    def operands(self) -> Operands:
+        return self.split(self.eqn.invars)
 
     @property
     def ys(self) -> Sequence[Any]:
         return self.eqn.outvars[self.eqn.params["num_carry"] :]
+
+    def split(self, each: Sequence[Any]) -> Operands:
+        """One thing for each operand, by part."""
+        consts = self.eqn.params["num_consts"]
+        carry = consts + self.eqn.params["num_carry"]
+        return Operands(each[:consts], each[consts:carry], each[carry:])
 
 
 @dataclass(frozen=True)
@@ -78,17 +83,21 @@ class Pair:
         """The variables of the joint body that the forward body is given."""
         return self.joint.invars[: len(self.first.eqn.invars)]
 
+    @cached_property
+    def _given(self) -> Operands:
+        return self.first.split(self.inputs)
+
     @property
     def consts(self) -> Sequence[Any]:
-        return self.inputs[: len(self.first.consts)]
+        return self._given.consts
 
     @property
     def carry(self) -> Sequence[Any]:
-        return self.inputs[len(self.first.consts) : len(self.first.consts) + len(self.first.init)]
+        return self._given.init
 
     @property
     def xs(self) -> Sequence[Any]:
-        return self.inputs[len(self.first.consts) + len(self.first.init) :]
+        return self._given.xs
 
     @property
     def own(self) -> Sequence[Any]:
@@ -96,20 +105,20 @@ class Pair:
 
     @property
     def carry_out(self) -> Sequence[Any]:
-        return self.joint.outvars[: len(self.first.init)]
+        return self.joint.outvars[: len(self.carry)]
 
     @property
     def ys(self) -> Sequence[Any]:
-        return self.joint.outvars[len(self.first.init) : len(self.first.eqn.outvars)]
+        return self.joint.outvars[len(self.carry) : len(self.first.eqn.outvars)]
 
     @property
     def backward_out(self) -> Sequence[Any]:
         start = len(self.first.eqn.outvars)
         return self.joint.outvars[start : start + len(self.second.eqn.outvars)]
 
-    @property
-    def links(self) -> Sequence[Any]:
-        return self.joint.outvars[-len(self.second.eqn.invars) :]
+    @cached_property
+    def links(self) -> Operands:
+        return self.second.split(self.joint.outvars[-len(self.second.eqn.invars) :])
 
     @property
     def opposed(self) -> bool:
@@ -146,24 +155,24 @@ class Pair:
     @cached_property
     def residuals(self) -> tuple[Any, ...]:
         """What the backward scan reads of an iteration of the forward one: values and inputs of the joint body."""
-        read = [v for k in sorted(self.late) for v in variables(self.joint.eqns[k].invars)]
+        read = [v for eqn in self.eqns(self.late) for v in variables(eqn.invars)]
         early = {v for k in self.early for v in self.joint.eqns[k].outvars} | set(self.carry) | set(self.xs)
         return tuple(dict.fromkeys(v for v in [*read, *variables(self.backward_out)] if v in early))
+
+    def eqns(self, numbers: Iterable[int]) -> list[Any]:
+        """These equations of the joint body, in order."""
+        return [self.joint.eqns[k] for k in sorted(numbers)]
 
     def needed_for(self, values: Iterable[Any]) -> frozenset[int]:
         """The equations of the joint body that `values` are computed by, all the way from its inputs."""
         needed: set[int] = set()
-        open_ = [v for v in values if not is_literal(v)]
+        open_ = variables(values)
         while open_:
             k = self.made_by.get(open_.pop())
             if k is not None and k not in needed:
                 needed.add(k)
                 open_ += variables(self.joint.eqns[k].invars)
         return frozenset(needed)
-
-
-def variables(atoms: Iterable[Any]) -> list[Any]:
-    return [a for a in atoms if not is_literal(a)]
 
 
 def pairs(program: Program) -> tuple[Pair, ...]:
@@ -178,11 +187,11 @@ def _pairs(program: Program) -> Iterator[Pair]:
     for b, eqn in enumerate(eqns):
         if not _loops(eqn):
             continue
-        for f in sorted({made[v] for v in variables(Scan(eqn).xs) if v in made}):
+        for f in sorted({made[v] for v in variables(Scan(eqn).operands.xs) if v in made}):
             if b in taken or f in taken or not _loops(eqns[f]) or Scan(eqns[f]).length != Scan(eqn).length:
                 continue
             pair = _pair(program, f, b)
-            if pair is not None and len(pair.lasting) < len(pair.ys):
+            if pair is not None:
                 taken |= {f, b}
                 yield pair
 
@@ -196,7 +205,7 @@ def _loops(eqn: Any) -> bool:
 
 def _lasting(program: Program, first: Scan, b: int) -> frozenset[int]:
     """Which stacks of the scan `first` are read by others than the `xs` of equation `b`, or returned."""
-    second = Scan(program.eqns[b])
+    second = Scan(program.eqns[b]).operands
     read = set(program.results) | set(variables([*second.consts, *second.init]))
     for k, eqn in enumerate(program.eqns):
         if k != b:
@@ -205,8 +214,11 @@ def _lasting(program: Program, first: Scan, b: int) -> frozenset[int]:
 
 
 def _pair(program: Program, f: int, b: int) -> Pair | None:
-    """The pair of equations `f` and `b`; None if their bodies hold arrays of their own."""
+    """The pair of equations `f` and `b`; None if others read all that the first stacks, or a body holds arrays."""
     first, second = Scan(program.eqns[f]), Scan(program.eqns[b])
+    lasting = _lasting(program, first, b)
+    if len(lasting) == len(first.ys) or first.body.consts or second.body.consts:
+        return None
     places = _places(first, second)
     own = [k for k, (kind, _) in enumerate(places) if kind == "own"]
     count = len(first.eqn.invars)
@@ -216,35 +228,30 @@ def _pair(program: Program, f: int, b: int) -> Pair | None:
         outputs = evaluate_jaxpr(first.body.jaxpr, (), values[:count], seen)
         source = {
             "own": dict(zip(own, values[count:], strict=True)),
-            "stack": outputs[len(first.init) :],
+            "stack": outputs[len(first.operands.init) :],
             "shared": values,
         }
         linked = [source[kind][k] for kind, k in places]
         return [*outputs, *evaluate_jaxpr(second.body.jaxpr, (), linked, seen), *linked]
 
-    if first.body.consts or second.body.consts:
-        return None
     structs = [struct_of(v.aval) for v in first.body.jaxpr.invars]
     closed = jax.make_jaxpr(joint)(*structs, *(struct_of(second.body.jaxpr.invars[k].aval) for k in own))
-    there = program.results | frozenset(program.invars) | frozenset(variables(second.xs))
-    at_hand = frozenset(j for j, v in enumerate(first.xs) if is_literal(v) or v in there)
-    return Pair(f, b, first, second, closed.jaxpr, _lasting(program, first, b), at_hand) if not closed.consts else None
+    there = program.results | frozenset(program.invars) | frozenset(variables(second.operands.xs))
+    at_hand = frozenset(j for j, v in enumerate(first.operands.xs) if is_literal(v) or v in there)
+    return Pair(f, b, first, second, closed.jaxpr, lasting, at_hand) if not closed.consts else None
 
 
 def _places(first: Scan, second: Scan) -> list[tuple[str, int]]:
     """Where each input of the second body comes from: a stack of the first, an input of the first, or outside."""
-    stacks = {v: j for j, v in enumerate(first.ys)}
-    start = len(first.consts) + len(first.init)
-    wholes = {v: k for k, v in enumerate(first.consts) if not is_literal(v)}
-    slices = {v: start + k for k, v in enumerate(first.xs) if not is_literal(v)}
-
-    def place(k: int, atom: Any) -> tuple[str, int]:
-        if is_literal(atom) or len(second.consts) <= k < len(second.consts) + len(second.init):
-            return "own", k
-        if k < len(second.consts):
-            return ("shared", wholes[atom]) if atom in wholes else ("own", k)
-        if atom in stacks:
-            return "stack", stacks[atom]
-        return ("shared", slices[atom]) if atom in slices else ("own", k)
-
-    return [place(k, atom) for k, atom in enumerate(second.eqn.invars)]
+    numbers = first.split(range(len(first.eqn.invars)))
+    stacks = {v: ("stack", j) for j, v in enumerate(first.ys)}
+    shared = [
+        {v: ("shared", k) for v, k in zip(*part, strict=True) if not is_literal(v)}
+        for part in ((first.operands.consts, numbers.consts), (first.operands.xs, numbers.xs))
+    ]
+    known = second.split(second.eqn.invars)
+    sources = [*[shared[0]] * len(known.consts), *[{}] * len(known.init), *[shared[1] | stacks] * len(known.xs)]
+    return [
+        ("own", k) if is_literal(atom) else source.get(atom, ("own", k))
+        for k, (atom, source) in enumerate(zip(second.eqn.invars, sources, strict=True))
+    ]

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from jaxremat._trace import Program, bytes_of, is_literal, scope_of
+from jaxremat._trace import Program, bytes_of, is_literal, scope_of, variables
 
 _ELEMENTWISE = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp conj convert_element_type
@@ -78,7 +78,7 @@ class _Flow:
         producer: dict[Any, int] = {}
         readers: dict[Any, list[int]] = {}
         for k, eqn in enumerate(program.eqns):
-            for v in dict.fromkeys(_variables(eqn)):
+            for v in dict.fromkeys(variables(eqn.invars)):
                 readers.setdefault(v, []).append(k)
             producer |= dict.fromkeys(eqn.outvars, k)
         largest = max((bytes_of(v.aval) for eqn in program.eqns for v in eqn.outvars), default=0)
@@ -178,10 +178,6 @@ def _primitives(eqn: Any) -> set[str]:
     return set().union(*(_primitives(inner) for body in bodies for inner in body.eqns))
 
 
-def _variables(eqn: Any) -> list[Any]:
-    return [a for a in eqn.invars if not is_literal(a)]
-
-
 def _epilogues(flow: _Flow) -> dict[int, int]:
     """For each heavy equation, where its kernel ends: light equations that alone read what comes before them."""
     end_of: dict[int, int] = {}
@@ -189,11 +185,11 @@ def _epilogues(flow: _Flow) -> dict[int, int]:
     for heavy, eqn in enumerate(flow.eqns):
         if flow.light(heavy) or eqn.effects or len(eqn.outvars) != 1 or eqn.primitive.name in _CONTROL:
             continue
-        if flow.output_bytes(heavy) <= flow.tiny and all(bytes_of(v.aval) <= flow.tiny for v in _variables(eqn)):
+        if flow.output_bytes(heavy) <= flow.tiny and all(bytes_of(v.aval) <= flow.tiny for v in variables(eqn.invars)):
             continue
         end = heavy
         while (reader := _only_reader(flow, end)) is not None:
-            others = [v for v in _variables(flow.eqns[reader]) if v not in flow.eqns[end].outvars]
+            others = [v for v in variables(flow.eqns[reader].invars) if v not in flow.eqns[end].outvars]
             early = all(_available(flow, v, heavy) for v in others)
             if reader in taken or not early or flow.output_bytes(reader) > flow.output_bytes(end):
                 break
@@ -209,7 +205,11 @@ def _available(flow: _Flow, v: Any, heavy: int, depth: int = 4) -> bool:
     k = flow.producer.get(v, -1)
     if k < heavy:
         return True
-    return depth > 0 and flow.light(k) and all(_available(flow, u, heavy, depth - 1) for u in _variables(flow.eqns[k]))
+    return (
+        depth > 0
+        and flow.light(k)
+        and all(_available(flow, u, heavy, depth - 1) for u in variables(flow.eqns[k].invars))
+    )
 
 
 def _clones(flow: _Flow, ends: dict[int, int]) -> frozenset[int]:
@@ -220,7 +220,7 @@ def _clones(flow: _Flow, ends: dict[int, int]) -> frozenset[int]:
     for k, eqn in enumerate(flow.eqns):
         if eqn.effects or eqn.primitive.name in _CONTROL or k in kernels or any(v in flow.results for v in eqn.outvars):
             continue
-        sources = dict.fromkeys(_variables(eqn))
+        sources = dict.fromkeys(variables(eqn.invars))
         inner = [flow.producer[v] for v in sources if flow.producer.get(v) in leaves]
         leaf = {v for v in sources if flow.producer.get(v) not in leaves}.union(*(leaves[i] for i in inner))
         if 1 + sum(length[i] for i in inner) <= _LONGEST_CLONE and _cloneable(flow, k, leaf):
@@ -274,7 +274,7 @@ def _worth_keeping(flow: _Flow, clones: frozenset[int], members: dict[int, list[
     """Light equations inside a kernel whose result is smaller than the values that live on only to rebuild it there."""
     last_read: dict[Any, list[int]] = {}
     for root, ks in members.items():
-        for v in {v for k in ks for v in _variables(flow.eqns[k])}:
+        for v in {v for k in ks for v in variables(flow.eqns[k].invars)}:
             last_read.setdefault(v, []).append(root)
     chosen = set()
     for root, ks in members.items():
@@ -293,10 +293,10 @@ def _idle(flow: _Flow, k: int, kernel: list[int], last_read: dict[Any, list[int]
     root, within, feeding = kernel[-1], set(kernel), {k}
     for i in reversed(kernel):
         if i in feeding:
-            feeding |= {flow.producer[v] for v in _variables(flow.eqns[i]) if flow.producer.get(v) in within}
-    elsewhere = {v for i in within - feeding for v in _variables(flow.eqns[i])}
+            feeding |= {flow.producer[v] for v in variables(flow.eqns[i].invars) if flow.producer.get(v) in within}
+    elsewhere = {v for i in within - feeding for v in variables(flow.eqns[i].invars)}
     total, size = 0, 0
-    for v in {v for i in feeding for v in _variables(flow.eqns[i])} - elsewhere:
+    for v in {v for i in feeding for v in variables(flow.eqns[i].invars)} - elsewhere:
         made = flow.producer.get(v)
         if made is None or made in within or v in flow.results:
             continue
@@ -312,7 +312,7 @@ def _nodes(flow: _Flow, members: dict[int, list[int]]) -> list[Node]:
     inputs: dict[int, tuple[Any, ...]] = {}
     for root, ks in members.items():
         made = {v for k in ks for v in flow.eqns[k].outvars}
-        inputs[root] = tuple(dict.fromkeys(v for k in ks for v in _variables(flow.eqns[k]) if v not in made))
+        inputs[root] = tuple(dict.fromkeys(v for k in ks for v in variables(flow.eqns[k].invars) if v not in made))
         external.update(inputs[root])
     nodes = []
     for root in sorted(members):

@@ -12,12 +12,13 @@ forward one again a segment at a time, of which it keeps what such a choice says
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
-from jaxremat._pairs import Pair, variables
-from jaxremat._trace import bytes_of, is_literal
+from jaxremat._pairs import Pair
+from jaxremat._trace import bytes_of, variables
 from jaxremat.solvers._highs import Highs
 from jaxremat.solvers._mip import Mip
 
@@ -88,11 +89,13 @@ def value(pair: Pair, place: tuple[int, int]) -> Any:
     return pair.inputs[j] if k < 0 else pair.joint.eqns[k].outvars[j]
 
 
-def ladder(pair: Pair, cost: Callable[[Any], float], traffic: float) -> list[Choice]:
-    """Choices for `pair`, ever dearer and ever smaller. `cost` is that of an equation, `traffic` that of a byte kept."""
-    costs = {k: cost(pair.joint.eqns[k]) for k in pair.early}
+def ladder(pair: Pair, costs: Mapping[int, float], traffic: float) -> list[Choice]:
+    """Choices for `pair`, ever dearer and ever smaller.
+
+    `costs` are those of its early equations by number, `traffic` is that of a byte kept.
+    """
     with Highs() as highs:
-        flat = list(_flat(pair, costs, traffic, highs))
+        flat = _flat(pair, costs, traffic, highs)
     choices = [*flat, *(c for choice in flat for c in _segmented(pair, choice, costs))] if pair.opposed else flat
     pure = _hull(choices)
     return [rung for a, b in zip(pure, [*pure[1:], None], strict=True) for rung in (a, *_mixed(a, b))]
@@ -104,14 +107,15 @@ def _hull(choices: Sequence[Choice]) -> list[Choice]:
     for choice in sorted(choices, key=lambda c: (c.cost, c.bytes)):
         if found and choice.bytes >= found[-1].bytes:
             continue
-        while len(found) > 1 and _price(found[-2], choice) <= _price(found[-2], found[-1]):
+        while len(found) > 1 and price(found[-2], choice) <= price(found[-2], found[-1]):
             found.pop()
         found.append(choice)
     return found
 
 
-def _price(now: Choice, then: Choice) -> float:
-    return (then.cost - now.cost) / (now.bytes - then.bytes)
+def price(now: Choice, then: Choice) -> float:
+    """What a byte less costs."""
+    return (then.cost - now.cost) / max(1, now.bytes - then.bytes)
 
 
 def _mixed(a: Choice, b: Choice | None) -> list[Choice]:
@@ -210,7 +214,7 @@ def _places(pair: Pair, near: Sequence[int]) -> dict[Any, tuple[int, int]]:
 
 def _standing(pair: Pair) -> set[Any]:
     """What the backward scan can read at no cost: stacks that are made in any case, and operands that are there."""
-    lasting = {pair.ys[j] for j in pair.lasting if not is_literal(pair.ys[j])}
+    lasting = set(variables(pair.ys[j] for j in pair.lasting))
     return lasting | {pair.xs[j] for j in pair.at_hand}
 
 
@@ -255,14 +259,16 @@ def _bytes(length: int, segments: tuple[int, ...], carry: int, inner: int) -> in
     return total + inner * outer
 
 
+@cache
 def _nested(length: int, depth: int) -> list[tuple[int, ...]]:
     """Lengths of segments, each but the first dividing the one around it."""
-    inner = {k: _dividing(k, depth - 1) for k in range(2, length // 2 + 1)}
-    return [(k, *rest) for k, rests in inner.items() for rest in rests]
+    return [(k, *rest) for k in range(2, length // 2 + 1) for rest in _dividing(k, depth - 1)]
 
 
+@cache
 def _dividing(length: int, depth: int) -> list[tuple[int, ...]]:
     if depth == 0:
         return [()]
-    divisors = [k for k in range(2, length // 2 + 1) if length % k == 0]
-    return [(k, *rest) for k in divisors for rest in _dividing(k, depth - 1)]
+    small = [k for k in range(1, math.isqrt(length) + 1) if length % k == 0]
+    divisors = {k for d in small for k in (d, length // d)} - {1, length}
+    return [(k, *rest) for k in sorted(divisors) for rest in _dividing(k, depth - 1)]

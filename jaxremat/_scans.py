@@ -15,13 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxremat._pairs import Pair, Scan, variables
+from jaxremat._pairs import Operands, Pair, Scan
 from jaxremat._residuals import Choice, Part, value
-from jaxremat._trace import Program, evaluate, flatten, is_literal, scoped
+from jaxremat._trace import Program, evaluate, flatten, is_literal, scoped, variables
 
 
 def chosen(program: Program, pairs: Sequence[Pair], choices: Collection[Choice]) -> Program:
     """`program` with each pair of scans that has a choice written anew; its `plain` stays that of `program`."""
+    if not choices:
+        return program
     by_forward = {pair.forward: pair for pair in pairs}
     loops = [_Loops(by_forward[choice.forward], choice) for choice in choices]
     forward = {loop.pair.forward: loop for loop in loops}
@@ -29,18 +31,15 @@ def chosen(program: Program, pairs: Sequence[Pair], choices: Collection[Choice])
 
     def run(*values: Any) -> list[Any]:
         env = dict(zip(program.invars, values, strict=True))
-        done: dict[int, list[_Done]] = {}
-        given: dict[int, _Operands] = {}
+        ran: dict[int, _Ran] = {}
         for k, eqn in enumerate(program.eqns):
             if k in forward:
-                given[k] = _Operands.of(eqn, env)
                 with scoped(eqn):
-                    done[k] = forward[k].forward(given[k])
-                    env.update(forward[k].results(done[k]))
+                    ran[k] = forward[k].forward(_operands(eqn, env))
+                    env.update(forward[k].results(ran[k]))
             elif k in backward:
-                f = backward[k].pair.forward
                 with scoped(eqn):
-                    results = backward[k].backward(done[f], given[f], _Operands.of(eqn, env))
+                    results = backward[k].backward(ran[backward[k].pair.forward], _operands(eqn, env))
                 env.update(zip(eqn.outvars, results, strict=True))
             else:
                 evaluate([eqn], env)
@@ -54,23 +53,9 @@ def _read(env: Mapping[Any, Any], atom: Any) -> Any:
     return jnp.asarray(atom.val, atom.aval.dtype) if is_literal(atom) else env.get(atom)
 
 
-@dataclass(frozen=True)
-class _Operands:
-    """Those of a scan, or the variables of the joint body that they are."""
-
-    consts: Sequence[Any]
-    init: Sequence[Any]
-    xs: Sequence[Any]
-
-    @classmethod
-    def of(cls, eqn: Any, env: Mapping[Any, Any]) -> _Operands:
-        scan = Scan(eqn)
-        return cls(*([_read(env, a) for a in part] for part in (scan.consts, scan.init, scan.xs)))
-
-    @classmethod
-    def links(cls, pair: Pair) -> _Operands:
-        consts, init = len(pair.second.consts), len(pair.second.init)
-        return cls(pair.links[:consts], pair.links[consts : consts + init], pair.links[consts + init :])
+def _operands(eqn: Any, env: Mapping[Any, Any]) -> Operands:
+    """The values that a scan is given."""
+    return Scan(eqn).split([_read(env, a) for a in eqn.invars])
 
 
 @dataclass(frozen=True)
@@ -102,15 +87,23 @@ class _Slices:
 
 @dataclass(frozen=True)
 class _Done:
-    """What a run of forward iterations read, the carry it left, and by variable of the joint body what it stacked.
+    """The carry that a run of forward iterations left, and by variable of the joint body what it stacked.
 
     `starts` are the carries at which its segments start, stacked, if it has segments.
     """
 
-    xs: _Slices
     carry: Sequence[Any]
     stacks: Mapping[Any, Any]
     starts: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A forward scan that has run: what it was given, its parts, and by variable the stacks of all iterations."""
+
+    given: Operands
+    parts: Sequence[_Done]
+    stacks: Mapping[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -120,49 +113,46 @@ class _Loops:
     pair: Pair
     choice: Choice
 
-    @cached_property
-    def lasting(self) -> list[Any]:
-        return list(dict.fromkeys(variables(self.pair.ys[j] for j in sorted(self.pair.lasting))))
-
-    def forward(self, given: _Operands) -> list[_Done]:
+    def forward(self, given: Operands) -> _Ran:
         """The forward scans, one for each part."""
-        consts = dict(zip(self.pair.consts, given.consts, strict=True))
-        stacks = dict(zip(self.pair.xs, given.xs, strict=True))
+        pair = self.pair
+        lasting = list(dict.fromkeys(variables(pair.ys[j] for j in sorted(pair.lasting))))
+        consts = dict(zip(pair.consts, given.consts, strict=True))
+        xs = dict(zip(pair.xs, given.xs, strict=True))
         carry, done = list(given.init), []
         for part, start in self._starts():
-            run = _Run(self.pair, part, consts)
-            done.append(run.forward(_Slices(stacks, start), carry, part.length, part.segments, self.lasting))
+            run = _Run(pair, part, consts)
+            done.append(run.forward(_Slices(xs, start), carry, part.length, part.segments, lasting))
             carry = done[-1].carry
-        return done
+        return _Ran(given, done, {v: _joined([d.stacks[v] for d in done], pair.first.reverse) for v in lasting})
 
-    def results(self, done: Sequence[_Done]) -> dict[Any, Any]:
+    def results(self, ran: _Ran) -> dict[Any, Any]:
         """The outputs of the forward equation that others than its backward scan read."""
         first, pair = self.pair.first, self.pair
-        found = dict(zip(first.eqn.outvars, done[-1].carry, strict=False))
-        stacks = self._lasting_stacks(done)
+        found = dict(zip(first.eqn.outvars, ran.parts[-1].carry, strict=False))
         for j in pair.lasting:
             y = pair.ys[j]
             shape = (first.length, *y.aval.shape)
-            found[first.ys[j]] = jnp.full(shape, y.val, y.aval.dtype) if is_literal(y) else stacks[y]
+            found[first.ys[j]] = jnp.full(shape, y.val, y.aval.dtype) if is_literal(y) else ran.stacks[y]
         return found
 
-    def backward(self, done: Sequence[_Done], forward: _Operands, given: _Operands) -> list[Any]:
-        """The results of the backward equation from the operands of both, those that are stacks not looked at."""
-        pair, links, own = self.pair, _Operands.links(self.pair), set(self.pair.own)
-        consts = {v: x for v, x in zip(links.consts, given.consts, strict=True) if not is_literal(v) and v in own}
-        consts |= dict(zip(pair.consts, forward.consts, strict=True))
-        stacks = {v: x for v, x in zip(links.xs, given.xs, strict=True) if not is_literal(v) and v in own}
-        stacks |= dict(zip(pair.xs, forward.xs, strict=True)) | self._lasting_stacks(done)
+    def backward(self, ran: _Ran, given: Operands) -> list[Any]:
+        """The results of the backward equation from its operands, those that are stacks not looked at."""
+        pair = self.pair
+        consts = self._own(pair.links.consts, given.consts) | dict(zip(pair.consts, ran.given.consts, strict=True))
+        xs = self._own(pair.links.xs, given.xs) | dict(zip(pair.xs, ran.given.xs, strict=True)) | dict(ran.stacks)
         carry, found = list(given.init), []
-        parts = list(zip(done, self._starts(), strict=True))
-        for part_done, (part, start) in reversed(parts) if pair.opposed else parts:
+        parts = list(zip(ran.parts, self._starts(), strict=True))
+        for done, (part, start) in reversed(parts) if pair.opposed else parts:
             run = _Run(pair, part, consts)
-            carry, ys = run.backward(part_done, carry, _Slices(stacks, start), part.length, part.segments)
+            carry, ys = run.backward(done, carry, _Slices(xs, start), part.length, part.segments)
             found.append(ys)
         return [*carry, *(_joined(ys, pair.second.reverse) for ys in zip(*found, strict=True))]
 
-    def _lasting_stacks(self, done: Sequence[_Done]) -> dict[Any, Any]:
-        return {v: _joined([d.stacks[v] for d in done], self.pair.first.reverse) for v in self.lasting}
+    def _own(self, names: Sequence[Any], values: Sequence[Any]) -> dict[Any, Any]:
+        """By variable, the values that only the backward scan has."""
+        own = set(self.pair.own)
+        return {v: x for v, x in zip(names, values, strict=True) if not is_literal(v) and v in own}
 
     def _starts(self) -> Iterator[tuple[Part, int | None]]:
         """The parts in the order in which the forward scan runs, and at which position each one's slices start."""
@@ -184,7 +174,7 @@ class _Run:
     @cached_property
     def eqns(self) -> list[Any]:
         """The equations of a backward iteration."""
-        return [self.pair.joint.eqns[k] for k in sorted({*self.part.again, *self.pair.late})]
+        return self.pair.eqns({*self.part.again, *self.pair.late})
 
     @cached_property
     def read(self) -> set[Any]:
@@ -209,11 +199,11 @@ class _Run:
             return list(done.carry), (carry, list(done.stacks.values()))
 
         carry, (starts, stacks) = lax.scan(body, list(init), over, length // segment, reverse=scan.reverse)
-        return _Done(xs, carry, dict(zip(stacked, map(_merged, stacks), strict=True)), starts)
+        return _Done(carry, dict(zip(stacked, map(_merged, stacks), strict=True)), starts)
 
     def _iterate(self, xs: _Slices, init: Sequence[Any], length: int, stacked: Sequence[Any]) -> _Done:
         pair = self.pair
-        eqns = [pair.joint.eqns[k] for k in sorted(pair.needed_for([*pair.carry_out, *stacked]))]
+        eqns = pair.eqns(pair.needed_for([*pair.carry_out, *stacked]))
         over, slices_at = xs.each(length)
 
         def body(carry: Any, x: Any) -> Any:
@@ -222,7 +212,7 @@ class _Run:
             return [_read(env, a) for a in pair.carry_out], [env[v] for v in stacked]
 
         carry, stacks = _scan(pair.first, body, list(init), over, length)
-        return _Done(xs, carry, dict(zip(stacked, stacks, strict=True)))
+        return _Done(carry, dict(zip(stacked, stacks, strict=True)))
 
     def backward(
         self, done: _Done, init: Sequence[Any], xs: _Slices, length: int, segments: Sequence[int]
@@ -245,7 +235,7 @@ class _Run:
     def _iterate_back(
         self, done: _Done, init: Sequence[Any], xs: _Slices, length: int
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        pair, count, given = self.pair, len(self.pair.second.init), _Operands.links(self.pair).init
+        pair, count, given = self.pair, len(self.pair.second.operands.init), self.pair.links.init
         kept = {v: x for v, x in done.stacks.items() if v in self.read and v not in xs.stacks}
         # A carry that is kept need not be kept again as the result of the iteration before: it is handed on.
         lacking = self.read - kept.keys() - xs.stacks.keys() - self.consts.keys() - set(given)

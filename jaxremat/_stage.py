@@ -76,3 +76,8 @@ def node_structs(node: Node) -> list[jax.ShapeDtypeStruct]:
 def node_key(node: Node, platform: str) -> str:
     """Equal for nodes that run the same program."""
     return str(jax.make_jaxpr(node_function(node, platform))(*node_structs(node)))
+
+
+def known_again(key: str) -> bool:
+    """Whether a node is known again by its key: not one that prints the address of a function."""
+    return " at 0x" not in key

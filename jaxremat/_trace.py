@@ -48,6 +48,11 @@ def is_literal(atom: Any) -> bool:
     return isinstance(atom, jex.Literal)
 
 
+def variables(atoms: Iterable[Any]) -> list[Any]:
+    """Those of `atoms` that are no literals."""
+    return [a for a in atoms if not is_literal(a)]
+
+
 @dataclass(frozen=True)
 class Program:
     """A flat jaxpr without constants: `jaxpr.jaxpr.invars` are the closed-over arrays, then the arguments.
@@ -71,7 +76,7 @@ class Program:
     @cached_property
     def results(self) -> frozenset[Any]:
         """The variables among the outputs."""
-        return frozenset(v for v in self.outvars if not is_literal(v))
+        return frozenset(variables(self.outvars))
 
     @cached_property
     def eqns(self) -> tuple[Any, ...]:
@@ -81,7 +86,7 @@ class Program:
         for eqn in reversed(self.jaxpr.jaxpr.eqns):
             if eqn.effects or any(v in needed for v in eqn.outvars):
                 kept.append(eqn)
-                needed.update(v for v in eqn.invars if not is_literal(v))
+                needed.update(variables(eqn.invars))
         return tuple(reversed(kept))
 
     @cached_property
@@ -137,6 +142,7 @@ def scope_of(eqn: Any) -> str:
 
 
 def scoped(eqn: Any) -> contextlib.AbstractContextManager[Any]:
+    """A context in which equations are traced under the scopes that `eqn` was traced under."""
     scope = scope_of(eqn)
     return jax.named_scope(scope) if scope else contextlib.nullcontext()
 

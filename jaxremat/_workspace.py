@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxremat._barrier import stage_call
 from jaxremat._partition import Node
-from jaxremat._stage import node_function, node_key
+from jaxremat._stage import known_again, node_function, node_key
 from jaxremat._target import Target
 from jaxremat._trace import bytes_of, struct_of
 
@@ -41,8 +41,7 @@ def workspaces(
     with ThreadPoolExecutor(_THREADS) as pool:
         measured = pool.map(lambda program: _measure(target, *program), programs)
         found = dict(zip(missing, measured, strict=True))
-    # A program that prints the address of a function is not known again by its text.
-    _known.update((key, size) for key, size in found.items() if " at 0x" not in key[1])
+    _known.update((key, size) for key, size in found.items() if known_again(key[1]))
     return [found[key] if key in found else _known[key] for key in keys]
 
 
