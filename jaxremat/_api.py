@@ -152,7 +152,7 @@ def budgeted(
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"plan: expected a jaxremat.Plan, got {plan!r}; Plan.load(path) reads a saved one")
     inner = _Budgeted(fun, transform, argnums, options, plan, _positions(donate_argnums), numbers)
-    return named_after(fun, inner.__call__, plan=inner.plan, unbudgeted=inner.unbudgeted)
+    return named_after(inner.unbudgeted, inner.__call__, __wrapped__=fun, plan=inner.plan, unbudgeted=inner.unbudgeted)
 
 
 def _positions(donate_argnums: Any) -> frozenset[int]:
@@ -216,14 +216,14 @@ class _Ready:
 
     def run(self, arrays: Sequence[Any]) -> Any:
         """The results for the traced `arrays` of a call: compiled, or as part of an enclosing trace."""
-        values = [*self.traced.consts, *arrays]
+        values = [*self.traced.program.consts, *arrays]
         traced = any(isinstance(v, jax.core.Tracer) for v in values)
         compiled = self.compiled.run if self.plan.target == jax.default_backend() else None
         if traced:
-            return self.traced.results(self.traceable(*values))
-        if compiled is None or any(map(_elsewhere, values)):
+            return self.traced.results(self.traceable(*values), arrays)
+        if compiled is None or any(map(_elsewhere, values)) or _checks_numbers():
             compiled = self.movable
-        return self.traced.results(compiled(*values))
+        return self.traced.results(compiled(*values), arrays)
 
     @functools.cached_property
     def traceable(self) -> Callable[..., Any]:
@@ -232,9 +232,14 @@ class _Ready:
 
     @functools.cached_property
     def movable(self) -> Callable[..., Any]:
-        """The rewritten program for arrays on other devices."""
+        """The rewritten program for arrays on other devices, and as `jax.jit` runs it."""
         donated = sorted(self.traced.program.donated)
         return jax.jit(jex.jaxpr_as_fun(self.plan.jaxpr), donate_argnums=donated)
+
+
+def _checks_numbers() -> bool:
+    """Whether JAX looks for numbers that are none in what a program returns, and where they come from."""
+    return jax.config.jax_debug_nans or jax.config.jax_debug_infs  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _elsewhere(value: Any) -> bool:
@@ -262,7 +267,7 @@ class _Budgeted:
         self._options, self._given, self._donated, self._numbers = options, plan, donated, numbers
         self._calls: dict[Hashable, _Ready] = {}
         self._plans: dict[str, Fitted] = {}
-        self._static: dict[Any, frozenset[int]] = {}  # the Python numbers whose values the function needs
+        self._static: dict[Any, frozenset[int]] = {}  # the leaves whose values the function needs
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -293,21 +298,29 @@ class _Budgeted:
             return call, ready
 
     def _trace(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, Traced]:
-        """Trace the call; where that fails, with the values of those Python numbers that the function needs."""
+        """Trace the call; where that fails, with the values that the function needs of Python numbers, else of arrays."""
+
+        def tried(needed: frozenset[int]) -> tuple[Call, Traced]:
+            chosen = Call.of(args, kwargs, self._differentiated, {call.tree: needed}, self._numbers)
+            return chosen, trace(self.unbudgeted, chosen, self._donated)
+
         try:
             return call, trace(self.unbudgeted, call, self._donated)
-        except Exception:
-            if not call.numbers:
-                raise
-        needed = frozenset(call.numbers)
-        call = Call.of(args, kwargs, self._differentiated, {call.tree: needed})
-        traced = trace(self.unbudgeted, call, self._donated)
-        for number in sorted(needed):
-            fewer = Call.of(args, kwargs, self._differentiated, {call.tree: needed - {number}})
-            with contextlib.suppress(Exception):
-                call, traced, needed = fewer, trace(self.unbudgeted, fewer, self._donated), needed - {number}
-        self._static[call.tree] = needed
-        return call, traced
+        except Exception as error:
+            failure = error
+        numbers, known = frozenset(call.numbers), frozenset(call.known if self._differentiated else ())
+        for needed in filter(None, (numbers, known)):
+            try:
+                found = tried(needed)
+            except Exception as error:
+                failure = error
+                continue
+            for number in sorted(needed) if needed == numbers else ():
+                with contextlib.suppress(Exception):
+                    found, needed = tried(needed - {number}), needed - {number}
+            self._static[call.tree] = needed
+            return found
+        raise failure
 
     def _fitted(self, program: Program) -> Fitted:
         """The plan for a program, made once."""

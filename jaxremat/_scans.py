@@ -45,7 +45,7 @@ def chosen(program: Program, pairs: Sequence[Pair], choices: Collection[Choice])
                 evaluate([eqn], env)
         return [_read(env, a) for a in program.outvars]
 
-    return replace(flatten(jax.make_jaxpr(run)(*program.structs())), plain=program.plain, donated=program.donated)
+    return replace(program, jaxpr=flatten(jax.make_jaxpr(run)(*program.structs())).jaxpr)
 
 
 def _read(env: Mapping[Any, Any], atom: Any) -> Any:

@@ -12,8 +12,8 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -55,14 +55,15 @@ def variables(atoms: Iterable[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Program:
-    """A flat jaxpr without constants: `jaxpr.jaxpr.invars` are the closed-over arrays, then the arguments.
+    """A flat jaxpr without constants: `jaxpr.jaxpr.invars` stand for `consts`, then for the arguments.
 
-    `plain` is the same function as JAX traced it, which is what the rewritten program is measured against. `donated`
-    are the numbers of the arguments whose memory results may take over.
+    `plain` is the same function as JAX traced it, which is what the rewritten program is measured against. `consts` are
+    the arrays that were closed over. `donated` are the numbers of the arguments whose memory results may take over.
     """
 
     jaxpr: jex.ClosedJaxpr
     plain: jex.ClosedJaxpr
+    consts: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     donated: frozenset[int] = frozenset()
 
     @property
@@ -109,17 +110,27 @@ class Program:
 
 
 def flatten(closed: jex.ClosedJaxpr) -> Program:
-    """Inline the calls of `closed`, merge equal equations, and turn its constants into leading arguments."""
-    consts, jaxpr = closed.consts, closed.jaxpr
+    """Inline the calls of `closed`, merge equal equations, and turn all constants into leading arguments.
 
-    def with_consts(inline: bool, *values: Any) -> list[Any]:
-        split = len(consts)
-        seen: dict[Hashable, Any] | None = {} if inline else None
-        return evaluate_jaxpr(jaxpr, values[:split], values[split:], seen)
+    The constants of the calls come before its own.
+    """
+    opened = _without_consts(closed, opening=True)
+    inner = opened.consts
+    if inner:
+        opened = _without_consts(opened)
+    plain = _without_consts(closed, unread=inner) if inner or closed.consts else closed
+    return Program(opened, plain, consts=(*inner, *closed.consts))
 
-    structs = [struct_of(c) for c in consts] + [struct_of(v.aval) for v in jaxpr.invars]
-    plain = closed if not consts else jax.make_jaxpr(partial(with_consts, False))(*structs)
-    return Program(jaxpr=jax.make_jaxpr(partial(with_consts, True))(*structs), plain=plain)
+
+def _without_consts(closed: jex.ClosedJaxpr, opening: bool = False, unread: Sequence[Any] = ()) -> jex.ClosedJaxpr:
+    """`closed` with arguments for the arrays in `unread`, then for its constants; its calls are opened on demand."""
+    skipped, split = len(unread), len(unread) + len(closed.consts)
+
+    def run(*values: Any) -> list[Any]:
+        return evaluate_jaxpr(closed.jaxpr, values[skipped:split], values[split:], {} if opening else None)
+
+    arguments = (*unread, *closed.consts, *(v.aval for v in closed.jaxpr.invars))
+    return jax.make_jaxpr(run)(*map(struct_of, arguments))
 
 
 def evaluate(
@@ -158,7 +169,13 @@ def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
 def evaluate_jaxpr(
     jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seen: dict[Hashable, Any] | None
 ) -> list[Any]:
-    """Evaluate `jaxpr`; with a `seen` table, open its calls and reuse the result of an equal earlier equation."""
+    """Evaluate `jaxpr`; with a `seen` table, open its calls and reuse the result of an equal earlier equation.
+
+    What makes mutable arrays stays one call: the order of their reads and writes is not that of their values.
+    """
+    if seen is not None and _makes_refs(jaxpr):
+        run = lambda *values: evaluate_jaxpr(jaxpr, values[: len(consts)], values[len(consts) :], None)
+        return list(jax.jit(run)(*consts, *args))
     env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
     for eqn in jaxpr.eqns:
         values = [a.val if is_literal(a) else env[a] for a in eqn.invars]
@@ -170,13 +187,17 @@ def evaluate_jaxpr(
             results = bind(eqn, values)
         else:
             key = _equation_key(eqn, values)
-            results = seen.get(key) if key is not None else None
+            _, results = seen.get(key, (None, None))
             if results is None:
                 results = bind(eqn, values)
                 if key is not None:
-                    seen[key] = results
+                    seen[key] = values, results  # tracers are told apart by their addresses, so none may go
         env.update(zip(eqn.outvars, results, strict=True))
     return [a.val if is_literal(a) else env[a] for a in jaxpr.outvars]
+
+
+def _makes_refs(jaxpr: Any) -> bool:
+    return any(hasattr(v.aval, "inner_aval") for eqn in jaxpr.eqns for v in eqn.outvars)
 
 
 def _inner_jaxpr(eqn: Any) -> jex.ClosedJaxpr | None:
