@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ import numpy as np
 
 from jaxremat._budget import Budget, check_budget
 from jaxremat._captures import captures, same
-from jaxremat._cost import CostFunction, check_cost
+from jaxremat._cost import CostFunction, source_of
 from jaxremat._fit import Fitted, Options, fit, follow
 from jaxremat._plan import Plan
+from jaxremat._progress import on_terminal
 from jaxremat._signature import Call, Traced, trace
 from jaxremat._target import Compiled, Target
 from jaxremat._trace import Program
@@ -54,8 +54,9 @@ def grad(
       an int, a string such as `"12GiB"`, `"800MB"` or `"60%"`, a float in (0, 1] as a fraction of the peak of the plain
       program, `"auto"` for what the device has free, or None for no limit.
     - `solver`: a name in `jaxremat.SOLVERS`.
-    - `cost`: what a schedule minimises: `"xla"` (seconds by XLA's counts of operations and bytes), `"flops"`, a function
-      of a node, or `"auto"`.
+    - `cost`: what a schedule minimises: `"profile"`, seconds that each kernel was measured to take on this machine;
+      `"xla"`, seconds by the compiler's estimates, or by its counts of operations and bytes; `"flops"`, operations; a
+      function of a node; or `"auto"`, which is `"profile"` for the default backend and `"xla"` for any other target.
     - `target`: the chip to plan for, such as `"cpu"`, `"tpu:v5e"`, `"cuda:a100"`; None is the default backend. A chip that
       is not here is compiled for ahead of time, which needs the extra `jaxremat[tpu]` or `jaxremat[cuda]`.
     - `time_limit`, `gap`: seconds for each solve, and the relative gap at which it may stop.
@@ -173,7 +174,6 @@ def checked_options(
 ) -> Options:
     """The keywords that all functions share; raises `TypeError` or `ValueError` naming the one that is wrong."""
     check_budget(budget)
-    check_cost(cost)
     if solver not in SOLVERS:
         raise ValueError(f"solver: expected one of {', '.join(map(repr, SOLVERS))}, got {solver!r}")
     for name, value in (("time_limit", time_limit), ("gap", gap)):
@@ -181,13 +181,9 @@ def checked_options(
             raise ValueError(f"{name}: expected a number >= 0, got {value!r}")
     if not isinstance(progress, bool) and not callable(progress):
         raise TypeError(f"progress: expected True, False or a function of a message, got {progress!r}")
-    Target.of(target)
-    say = progress if callable(progress) else _print_progress if progress else None
+    source_of(cost, Target.of(target))
+    say = progress if callable(progress) else on_terminal if progress else None
     return Options(budget, solver, cost, target, float(time_limit), float(gap), say)
-
-
-def _print_progress(message: str) -> None:
-    sys.stderr.write(f"jaxremat: {message}\n")
 
 
 def named_after(fun: Callable[..., Any], run: Callable[..., Any], **attributes: Any) -> Callable[..., Any]:

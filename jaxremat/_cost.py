@@ -1,11 +1,13 @@
-"""What computing a node costs: XLA's count of operations (`"flops"`), that and the bytes moved, each over a nominal rate
-(`"xla"`, a roofline), or what the caller's own function says.
+"""What computing a node costs: the seconds it was measured to take (`"profile"`); the compiler's estimate (`"xla"`), or
+where there is none XLA's count of operations and the bytes moved, each over a nominal rate (a roofline); that count alone
+(`"flops"`); or what the caller's own function says.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
@@ -13,8 +15,10 @@ from typing import Any
 import jax
 
 from jaxremat._partition import Node, partition
+from jaxremat._progress import Say
 from jaxremat._stage import known_again, node_function, node_key, node_structs
 from jaxremat._target import Target, analysis_of
+from jaxremat._timing import timed
 from jaxremat._trace import bytes_of, flatten
 
 # Nominal rates; only their ratio matters to a schedule. About eight operations for each byte moved.
@@ -27,7 +31,7 @@ _BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("
 _counted: dict[tuple[str, str], float] = {}  # operations that this process has counted, for the next budget or model
 
 CostFunction = Callable[[Node], float]
-NAMES = ("auto", "xla", "flops")
+NAMES = ("auto", "profile", "xla", "flops")
 
 
 def check_cost(cost: Any) -> None:
@@ -36,19 +40,61 @@ def check_cost(cost: Any) -> None:
         raise ValueError(f"cost: expected one of {', '.join(map(repr, NAMES))} or a function of a node, got {cost!r}")
 
 
+@dataclass(frozen=True)
+class Costs:
+    """The cost of computing each node once, in seconds, or in operations for `"flops"`.
+
+    `source` is "profile", "xla", "flops" or "function". `estimated` are the names of the nodes that were to be timed and
+    could not, whose cost is as of "xla".
+    """
+
+    each: tuple[float, ...]
+    source: str
+    estimated: tuple[str, ...] = ()
+
+
+def source_of(cost: str | CostFunction, target: Target) -> str:
+    """Where costs come from: "profile", "xla", "flops" or "function". `"auto"` profiles what is here.
+
+    Raises `ValueError` where a chip is to be profiled that is not.
+    """
+    check_cost(cost)
+    if callable(cost):
+        return "function"
+    if cost == "auto":
+        return "profile" if target.here else "xla"
+    if cost == "profile" and target.chip is not None:
+        raise ValueError(f"cost: 'profile' runs kernels, and {target.name!r} is not here; use 'xla' or 'auto'")
+    return cost
+
+
 def costs(
     nodes: Sequence[Node],
     target: Target,
     cost: str | CostFunction = "auto",
     estimates: Mapping[Any, float] = MappingProxyType({}),
-) -> list[float]:
-    """The cost of computing each node once: seconds by the rates of the chip, or operations for `"flops"`.
+    say: Say | None = None,
+) -> Costs:
+    """What each node costs.
 
-    `estimates` are the compiler's seconds to make each value, used where they are given for all that a node leaves.
+    `estimates` are the compiler's seconds to make each value, used where they are given for all that a node leaves, and
+    nothing is measured. `say` is told how far measuring is.
     """
-    check_cost(cost)
+    source = source_of(cost, target)
     if callable(cost):
-        return [_checked(cost(node), node) for node in nodes]
+        return Costs(tuple(_checked(cost(node), node) for node in nodes), source)
+    if source != "profile":
+        return Costs(tuple(_estimates(nodes, target, source, estimates)), source)
+    seconds = timed(nodes, target, say)
+    rest = [node for node, value in zip(nodes, seconds, strict=True) if value is None]
+    estimated = iter(_estimates(rest, target, "xla", estimates))
+    each = tuple(next(estimated) if value is None else value for value in seconds)
+    return Costs(each, source, tuple(node.name for node in rest))
+
+
+def _estimates(
+    nodes: Sequence[Node], target: Target, cost: str, estimates: Mapping[Any, float] = MappingProxyType({})
+) -> list[float]:
     known: dict[str, float] = {}
     result = []
     for node in nodes:
@@ -96,7 +142,7 @@ def _loop(eqn: Any, target: Target, cost: str) -> float:
     """A scan: its body as often as it runs. A `while`: once, since that is not known. A `cond`: its dearest branch."""
     bodies = [eqn.params[name] for name in _BODIES[eqn.primitive.name]]
     branches = bodies[0] if eqn.primitive.name == "cond" else bodies
-    each = [math.fsum(costs(partition(flatten(body)), target, cost)) for body in branches]
+    each = [math.fsum(_estimates(partition(flatten(body)), target, cost)) for body in branches]
     if eqn.primitive.name == "cond":
         return max(each)
     return eqn.params.get("length", 1) * math.fsum(each)

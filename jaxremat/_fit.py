@@ -17,7 +17,7 @@ import jax.extend.core as jex
 
 from jaxremat._budget import Budget, budget_bytes
 from jaxremat._buffers import buffers_of, in_use
-from jaxremat._cost import CostFunction
+from jaxremat._cost import CostFunction, Costs, costs
 from jaxremat._errors import BudgetError, PlanMismatchError
 from jaxremat._graph import Graph
 from jaxremat._kernels import Kernels, describe, kernels
@@ -113,16 +113,23 @@ class _Fit:
         return pairs(self.program)
 
     @cached_property
-    def plain_graph(self) -> Graph:
-        return _Variant(self).graph_of(measure=False)
+    def plain_variant(self) -> _Variant:
+        return _Variant(self)
 
     def compile(self, jaxpr: jex.ClosedJaxpr) -> Compiled:
         self.compiles += 1
         return self.target.compile(jex.jaxpr_as_fun(jaxpr), self.program.structs(), self.program.donated)
 
     def fitted(
-        self, schedule: Schedule, jaxpr: jex.ClosedJaxpr, compiled: Compiled, predicted: int, loops: Choices = ()
+        self,
+        schedule: Schedule,
+        jaxpr: jex.ClosedJaxpr,
+        compiled: Compiled,
+        predicted: int,
+        variant: _Variant,
     ) -> Fitted:
+        loops, price = variant.loops, variant.price
+        plain_cost = math.fsum(self.plain_variant.price.each) if loops else schedule.graph.total_cost
         plan = Plan(
             schedule.graph,
             schedule,
@@ -132,7 +139,10 @@ class _Fit:
             measured_peak_bytes=compiled.memory.peak,
             target=self.target.name,
             fingerprint=self.program.fingerprint,
-            plain_cost=self.plain_graph.total_cost if loops else schedule.graph.total_cost,
+            plain_cost=plain_cost,
+            cost_source=price.source,
+            graph_source="compiled" if variant.kernels.read else "rules",
+            notes=variant.notes,
             compiles=self.compiles,
             loops=loops,
             rewritten=jaxpr,
@@ -142,10 +152,12 @@ class _Fit:
     def run(self) -> Fitted:
         peak = self.plain.memory.peak
         if peak <= self.limit:
-            schedule = Schedule(self.plain_graph, status="optimal", solver="plain")
-            return self.fitted(schedule, self.program.plain, self.plain, peak)
+            variant = _Variant(self, timing=False)
+            schedule = Schedule(variant.graph_of(measure=False), status="optimal", solver="plain")
+            return self.fitted(schedule, self.program.plain, self.plain, peak, variant)
         self.say("reading what the program materialises, and measuring it")
-        variants = [_Variant(self, loops) for loops in rungs(self.pairs, self.target, self.options.cost)]
+        found = rungs(self.pairs, self.target, self.options.cost, self.options.progress)
+        variants = [_Variant(self, loops) for loops in found]
         start = self.cheapest(variants)
         found = next((f for variant in variants[start:] if (f := variant.search())), None)
         found = found or self.roomiest(variants).last_resort()
@@ -186,8 +198,8 @@ class _Fit:
 class _Variant:
     """The program with its loops run in one way, written when it is first asked for."""
 
-    def __init__(self, fit: _Fit, loops: Choices = ()):
-        self.fit, self.loops = fit, loops
+    def __init__(self, fit: _Fit, loops: Choices = (), timing: bool = True):
+        self.fit, self.loops, self.timing = fit, loops, timing
         self.options, self.target, self.limit, self.say = fit.options, fit.target, fit.limit, fit.say
 
     @cached_property
@@ -207,9 +219,27 @@ class _Variant:
     def graph(self) -> Graph:
         return self.graph_of(measure=self.target.chip is None)
 
+    @cached_property
+    def price(self) -> Costs:
+        """What its nodes cost; without `timing`, nothing is run to know it."""
+        timed = self.timing or self.options.cost not in ("auto", "profile")
+        found, cost = self.kernels, self.options.cost if timed else "xla"
+        return costs(found.nodes, self.target, cost, found.seconds, self.options.progress)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be done as it was meant to be."""
+        notes = []
+        if self.kernels.fallback:
+            notes.append(f"nodes follow rules, as the compiled program could not be read: {self.kernels.fallback}")
+        if names := self.price.estimated:
+            some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            notes.append(f"{len(names)} of {len(self.kernels.nodes)} nodes cannot be timed alone, estimated: {some}")
+        return tuple(notes)
+
     def graph_of(self, *, measure: bool) -> Graph:
-        cost, constant = self.options.cost, self.fit.constant
-        return Graph(**describe(self.program, self.kernels, self.target, cost, measure=measure, constant=constant))
+        price, constant = self.price, self.fit.constant
+        return Graph(**describe(self.program, self.kernels, self.target, price, measure=measure, constant=constant))
 
     @property
     def cost(self) -> float:
@@ -245,7 +275,7 @@ class _Variant:
     def attempt(self, schedule: Schedule) -> Fitted:
         jaxpr = rewrite(self.program, self.kernels.nodes, schedule.statements, self.target.platform)
         compiled, predicted = self.fit.compile(jaxpr), self.predicted(schedule)
-        fitted = self.fit.fitted(schedule, jaxpr, compiled, predicted, self.loops)
+        fitted = self.fit.fitted(schedule, jaxpr, compiled, predicted, self)
         self.say(f"planned {predicted:,} bytes at overhead {fitted.plan.overhead:.3f}, measured {fitted.peak:,}")
         return fitted
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from ._cost import CostFunction, check_cost
+from ._cost import CostFunction, check_cost, costs
 from ._kernels import describe, kernels
 from ._target import Target
 from ._trace import flatten
@@ -184,7 +184,8 @@ class Graph:
         """The graph of a traced function: one node for each kernel that materialises something.
 
         `target` and `cost` as in `jaxremat.grad`; `constant` is the bytes of arguments and results. With `measure`, the
-        workspace of each distinct node is compiled and measured, which takes some 50 ms each; else it counts as none.
+        workspace of each distinct node is compiled and measured, which takes some 50 ms each; else it counts as none, and
+        `"auto"` costs are those of `"xla"`.
 
         >>> import jax, jax.numpy as jnp
         >>> f = jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2))
@@ -195,7 +196,10 @@ class Graph:
         check_cost(cost)
         program = flatten(jaxpr)
         chosen = Target.of(target)
-        return Graph(**describe(program, kernels(program, chosen), chosen, cost, measure=measure))
+        found = kernels(program, chosen)
+        chosen_cost = "xla" if cost == "auto" and not measure else cost
+        price = costs(found.nodes, chosen, chosen_cost, found.seconds)
+        return Graph(**describe(program, found, chosen, price, measure=measure))
 
     @staticmethod
     def from_node_link(data: Mapping[str, Any]) -> "Graph":

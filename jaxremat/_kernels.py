@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxremat._cost import CostFunction, costs
+from jaxremat._cost import Costs
+from jaxremat._hlo import HloError
 from jaxremat._materialised import materialised, seconds
 from jaxremat._partition import Node, dependencies, partition, partition_at, representatives
 from jaxremat._target import Target
@@ -22,6 +23,8 @@ from jaxremat._workspace import workspaces
 class Kernels:
     """The nodes of a program on a target, and what the compiler said of them: bytes of values, scratch, seconds, and
     which values a value may be written over.
+
+    `read`: whether they were read from the compiled program. `fallback`: why they could not be, where that was tried.
     """
 
     nodes: tuple[Node, ...]
@@ -30,6 +33,7 @@ class Kernels:
     seconds: Mapping[Any, float] = field(default_factory=dict)
     over: Mapping[Any, frozenset[Any]] = field(default_factory=dict)
     read: bool = False
+    fallback: str = ""
 
     def bytes_of(self, v: Any) -> int:
         """Bytes of the buffer of a value."""
@@ -38,9 +42,12 @@ class Kernels:
 
 def kernels(program: Program, target: Target) -> Kernels:
     """The nodes of `program`: read from the compiled program where the target lets XLA choose them, else by rules."""
-    found = materialised(program, target) if target.platform != "cpu" else None
-    if found is None:
+    if target.platform == "cpu":
         return Kernels(partition(program))
+    try:
+        found = materialised(program, target)
+    except HloError as error:
+        return Kernels(partition(program), fallback=str(error))
     kept = representatives(program, found.sizes)
     estimates = seconds(found, target.chip) if target.chip else {}
     return Kernels(
@@ -66,15 +73,15 @@ def describe(
     program: Program,
     kernels: Kernels,
     target: Target,
-    cost: str | CostFunction = "auto",
+    cost: Costs,
     *,
     measure: bool = True,
     constant: int | None = None,
 ) -> dict[str, Any]:
     """The arguments of `Graph` for the nodes of `program`; without `measure`, workspaces that take measuring are none.
 
-    Arguments and results take `constant` bytes, by default those of their shapes: a node's memory is what it leaves
-    beside the results it writes.
+    `cost` are the costs of its nodes. Arguments and results take `constant` bytes, by default those of their shapes: a
+    node's memory is what it leaves beside the results it writes.
     """
     nodes = kernels.nodes
     results = program.results
@@ -85,7 +92,7 @@ def describe(
         workspace = workspaces(nodes, _dying(nodes), held, target) if measure else None
     return {
         "names": [node.name for node in nodes],
-        "cost": costs(nodes, target, cost, kernels.seconds),
+        "cost": cost.each,
         "memory": [sum(kernels.bytes_of(v) for v in node.outputs if v not in results) for node in nodes],
         "deps": dependencies(nodes),
         "workspace": workspace,

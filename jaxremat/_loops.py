@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from jaxremat._cost import CostFunction, costs, rates
 from jaxremat._pairs import Pair
 from jaxremat._partition import Node, is_light
+from jaxremat._progress import Say
 from jaxremat._residuals import Choice, ladder, price
 from jaxremat._target import Target
 from jaxremat._trace import variables
@@ -18,10 +19,10 @@ from jaxremat._trace import variables
 Choices = tuple[Choice, ...]
 
 
-def rungs(pairs: Sequence[Pair], target: Target, cost: str | CostFunction) -> list[Choices]:
+def rungs(pairs: Sequence[Pair], target: Target, cost: str | CostFunction, say: Say | None = None) -> list[Choices]:
     """Choices for all `pairs` of scans, ever dearer and ever smaller; one of no choices if there are no pairs."""
-    traffic = 2 / rates(target)[1] if cost in ("auto", "xla") else 0.0
-    each = [rung for pair in pairs if (rung := ladder(pair, _equation_costs(pair, target, cost), traffic))]
+    traffic = 2 / rates(target)[1] if not callable(cost) and cost != "flops" else 0.0
+    each = [rung for pair in pairs if (rung := ladder(pair, _equation_costs(pair, target, cost, say), traffic))]
     at = [0] * len(each)
     found = [tuple(rung[0] for rung in each)]
     while further := [k for k, rung in enumerate(each) if at[k] + 1 < len(rung)]:
@@ -31,7 +32,7 @@ def rungs(pairs: Sequence[Pair], target: Target, cost: str | CostFunction) -> li
     return found
 
 
-def _equation_costs(pair: Pair, target: Target, cost: str | CostFunction) -> dict[int, float]:
+def _equation_costs(pair: Pair, target: Target, cost: str | CostFunction, say: Say | None) -> dict[int, float]:
     """What one more run of each early equation costs: of a light one, which is fused, the operations only."""
     eqns = {k: pair.joint.eqns[k] for k in pair.early}
     light = {k for k, eqn in eqns.items() if is_light(eqn) and not callable(cost)}
@@ -42,4 +43,4 @@ def _equation_costs(pair: Pair, target: Target, cost: str | CostFunction) -> dic
         Node(eqn.primitive.name, (eqn,), tuple(dict.fromkeys(variables(eqn.invars))), tuple(eqn.outvars))
         for eqn in heavy.values()
     ]
-    return found | dict(zip(heavy, costs(nodes, target, cost), strict=True))
+    return found | dict(zip(heavy, costs(nodes, target, cost, say=say).each, strict=True))

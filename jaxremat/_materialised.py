@@ -46,14 +46,14 @@ class Materialised:
     coverage: float
 
 
-def materialised(program: Program, target: Target) -> Materialised | None:
-    """Compile `program` for `target` and read what it materialises; None where too little of it can be understood."""
-    try:
-        module = parse(target.compile(tagged(program), program.structs(), program.donated).hlo())
-    except HloError:
-        return None
-    found = read(program, module)
-    return found if found.coverage >= _LEAST_COVERAGE else None
+def materialised(program: Program, target: Target) -> Materialised:
+    """Compile `program` for `target` and read what it materialises. Raises `HloError` where that cannot be understood."""
+    found = read(program, parse(target.compile(tagged(program), program.structs(), program.donated).hlo()))
+    if found.coverage < _LEAST_COVERAGE:
+        raise HloError(
+            f"only {found.coverage:.0%} of the bytes of its kernels could be told to be values of the program"
+        )
+    return found
 
 
 def seconds(found: Materialised, chip: Chip) -> dict[Any, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import uuid
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +14,14 @@ import jax
 import jax.extend.core as jex
 import jaxlib
 
+from jaxremat import _store
 from jaxremat._errors import PlanMismatchError
 from jaxremat._graph import Graph
 from jaxremat._residuals import Choice
 from jaxremat._schedule import Schedule
 from jaxremat._trace import Program
 
-_FORMAT = 2
+_FORMAT = 3
 _MAYBE = type(None)
 _PARTS: dict[str, dict[str, tuple[type, ...]]] = {  # what a saved plan holds, and of which types
     "graph": dict.fromkeys(("names", "cost", "memory", "deps", "workspace", "recomputable"), (list,))
@@ -36,8 +36,18 @@ _PARTS: dict[str, dict[str, tuple[type, ...]]] = {  # what a saved plan holds, a
         "fingerprint": (str,),
         "compiles": (int,),
         "plain_cost": (int, float),
+        "cost_source": (str,),
+        "graph_source": (str,),
+        "notes": (list,),
     },
 }
+_COSTS = {
+    "profile": "measured on this machine",
+    "xla": "XLA's estimates",
+    "flops": "operations",
+    "function": "the caller's function",
+}
+_GRAPHS = {"compiled": "the kernels of the compiled program", "rules": "kernels by rules"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,9 @@ class Plan:
     - `predicted_peak_bytes`: what the schedule was expected to take.
     - `target`: the platform it is for. `compiles`: how many programs were compiled to find it.
     - `fingerprint`: of the traced program, to know it again. `plain_cost`: of computing its every node once.
+    - `cost_source`: where the costs of nodes come from: "profile", measured on this machine; "xla", "flops", "function".
+    - `graph_source`: what the nodes are: "compiled", the kernels of the compiled program, or "rules".
+    - `notes`: what could not be done as it was meant to be, such as a compiled program that could not be read.
     - `loops`: for each differentiated scan that is written anew, what it keeps of its iterations.
     """
 
@@ -64,6 +77,9 @@ class Plan:
     fingerprint: str = field(repr=False)
     plain_cost: float
     compiles: int = 0
+    cost_source: str = "xla"
+    graph_source: str = "rules"
+    notes: tuple[str, ...] = ()
     loops: tuple[Choice, ...] = ()
     rewritten: jex.ClosedJaxpr | None = field(default=None, repr=False, compare=False)
 
@@ -114,6 +130,8 @@ class Plan:
             f"measured peak     {self._ratio(self.measured_peak_bytes)}",
             f"planned overhead  {self.overhead:.4f} of the plain cost",
             f"solver            {self.solver}: {self.status}, gap {self.gap:.2%}, {self.compiles} compilations",
+            f"costs and nodes   {_COSTS[self.cost_source]}; {_GRAPHS[self.graph_source]}",
+            *(f"note              {note}" for note in self.notes),
             *(f"loop              {choice.describe()}" for choice in self.loops),
             f"nodes             {self.graph.n}, of which {len(again)} are recomputed, {sum(again.values())} times in all",
         ]
@@ -139,15 +157,10 @@ class Plan:
             "plan": {name: getattr(self, name) for name in _PARTS["plan"]},
             "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
         }
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            temporary.write_text(json.dumps(record), encoding="utf-8")
-            os.replace(temporary, path)
+            _store.replace(Path(path), json.dumps(record))
         except OSError as error:
             raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
-        finally:
-            temporary.unlink(missing_ok=True)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
@@ -165,12 +178,17 @@ class Plan:
         if record["jaxremat_plan"] != _FORMAT:
             raise ValueError(f"its format is {record['jaxremat_plan']!r}, this version reads {_FORMAT}")
         parts = {part: _checked_part(record, part, fields) for part, fields in _PARTS.items()}
+        plan = parts["plan"]
+        _expect(plan["cost_source"] in _COSTS, f"'cost_source' is {plan['cost_source']!r}")
+        _expect(plan["graph_source"] in _GRAPHS, f"'graph_source' is {plan['graph_source']!r}")
+        _expect(all(isinstance(note, str) for note in plan["notes"]), "'notes' is not a list of texts")
+        plan["notes"] = tuple(plan["notes"])
         pairs = record.get("pairs")
         if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
             raise ValueError("'pairs' is not a list of pairs")
         graph = Graph(**parts["graph"])
         schedule = Schedule(graph, pairs=tuple((t, i) for t, i in pairs), **parts["schedule"])
-        return Plan(graph, schedule, **parts["plan"], loops=_choices(record.get("loops")))
+        return Plan(graph, schedule, **plan, loops=_choices(record.get("loops")))
 
     def check(self, program: Program) -> None:
         """Raise `PlanMismatchError` unless the plan was made for `program`."""
@@ -189,6 +207,11 @@ def _checked_part(record: dict[str, Any], part: str, fields: dict[str, tuple[typ
         if not isinstance(values[name], types) or isinstance(values[name], bool):
             raise ValueError(f"{name!r} in {part!r} has the value {values[name]!r}")
     return values
+
+
+def _expect(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(otherwise)
 
 
 def _choices(records: Any) -> tuple[Choice, ...]:

@@ -88,6 +88,11 @@ class Target:
         return cls(target, target)
 
     @property
+    def here(self) -> bool:
+        """Whether it is what programs run on in this process."""
+        return self.chip is None and self.platform == jax.default_backend()
+
+    @property
     def memory(self) -> int | None:
         """Bytes of memory of a chip that need not be here; None for the devices of this process."""
         return None if self.chip is None else self.chip.memory

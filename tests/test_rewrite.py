@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxremat import Graph, Schedule
+from jaxremat._cost import costs
 from jaxremat._kernels import Kernels, describe
 from jaxremat._partition import dependencies, partition
 from jaxremat._rewrite import rewrite
@@ -40,7 +41,7 @@ def functions(draw):
 
 
 def graph_of(program, nodes):
-    return Graph(**describe(program, Kernels(nodes), CPU, "flops", measure=False))
+    return Graph(**describe(program, Kernels(nodes), CPU, costs(nodes, CPU, "flops"), measure=False))
 
 
 def arguments(program):
@@ -94,7 +95,7 @@ def chain(ws, x):
 def mlp():
     program = flatten(jax.make_jaxpr(jax.value_and_grad(chain))([jnp.ones((64, 64))] * 6, jnp.ones((512, 64))))
     nodes = partition(program)
-    return program, nodes, Graph(**describe(program, Kernels(nodes), CPU, "flops"))
+    return program, nodes, Graph(**describe(program, Kernels(nodes), CPU, costs(nodes, CPU, "flops")))
 
 
 def test_elementwise_work_belongs_to_the_kernel_that_reads_it(mlp):
