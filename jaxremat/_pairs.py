@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxremat._trace import Program, evaluate_jaxpr, is_literal, struct_of, variables
+from jaxremat._trace import Program, evaluate_jaxpr, is_literal, scan_counts, struct_of, variables
 
 
 class Operands(NamedTuple):
@@ -50,13 +50,12 @@ class Scan:
 
     @property
     def ys(self) -> Sequence[Any]:
-        return self.eqn.outvars[self.eqn.params["num_carry"] :]
+        return self.eqn.outvars[len(self.operands.init) :]
 
     def split(self, each: Sequence[Any]) -> Operands:
         """One thing for each operand, by part."""
-        consts = self.eqn.params["num_consts"]
-        carry = consts + self.eqn.params["num_carry"]
-        return Operands(each[:consts], each[consts:carry], each[carry:])
+        consts, carry = scan_counts(self.eqn)
+        return Operands(each[:consts], each[consts : consts + carry], each[consts + carry :])
 
 
 @dataclass(frozen=True)

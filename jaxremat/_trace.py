@@ -166,6 +166,14 @@ def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """How many of the operands of a scan are constants, and how many its carry; the rest are what it goes over."""
+    if "num_carry" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()  # since jax 0.12
+    return len(consts), len(carry)
+
+
 def evaluate_jaxpr(
     jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], seen: dict[Hashable, Any] | None
 ) -> list[Any]:

@@ -160,16 +160,22 @@ def test_rungs_are_ever_dearer_and_ever_smaller():
 
 
 def test_a_carry_is_not_stacked_twice():
-    """JAX stacks what comes into an iteration and what goes out of it; the one is the other an iteration later."""
+    """JAX stacks what comes into an iteration and what goes out of it; the one is the other an iteration later.
+
+    How many stacks that are of a `tanh` depends on the version of JAX.
+    """
 
     def recurrent(ws, x):
         return jnp.mean(lax.fori_loop(0, 13, lambda i, h: jnp.tanh(h @ ws[0]), x) ** 2)
 
     program = program_of(recurrent, WEIGHTS, X)
     plain = temporaries(program.plain, WEIGHTS, X)
+    stacks = len(pairs(program)[0].first.ys)
     cheapest = rungs(program, CPU, "xla")[0]
+    assert stacks > 1
     assert cheapest[0].bytes == 13 * X.nbytes
-    assert temporaries(with_choices(program, cheapest).jaxpr, WEIGHTS, X) < 0.5 * plain
+    spared = (stacks - 1) * 13 * X.nbytes
+    assert temporaries(with_choices(program, cheapest).jaxpr, WEIGHTS, X) <= plain - spared + 2 * X.nbytes
 
 
 def test_a_prime_number_of_iterations_goes_in_segments_too():
