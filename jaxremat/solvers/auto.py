@@ -1,12 +1,12 @@
-"""The default: an incumbent at once, then cut generation and neighbourhood search side by side until the gap closes.
+"""The default: an incumbent at once, then cut generation and local search side by side until the gap closes.
 
 HiGHS works in a process of its own, so each round runs both: the next program of the cut generation there, a number of
-steps of the neighbourhood search here. Where a program turns out too hard, rounds of window search come before the next
+turns of local search here. Where a program turns out too hard, rounds of window search come before the next
 try. Rounds are measured by counts of nodes and steps and not by the clock, so the result depends on the seed alone where
 the time limit does not bind, nor the quarter of it that one program may take.
 
-It stops at the gap, at the time limit, or when no progress is plausible: the neighbourhood search has gone on without a
-better schedule for as many steps as it took to find the best one (and some hundreds more), and the last two programs
+It stops at the gap, at the time limit, or when no progress is plausible: the local search has gone on without a
+better schedule for as many turns as it took to find the best one (and some hundreds more), and the last two programs
 have raised the bound by less than a tenth of what is left of the gap.
 """
 
@@ -17,17 +17,17 @@ from ._request import Request
 from ._search import Search
 from .cuts import CutGeneration
 from .heuristics import construct
-from .neighbourhood import Neighbourhood
+from .local import Local
 from .windows import Windows
 
 __all__ = ["auto"]
 
-_STEPS = 10  # of the neighbourhood search in a round
-_LONG = 150  # of it while a program is being solved that was too hard before
+_LONG = 20  # turns of local search while a program is being solved that was too hard before, ...
+_N = 500  # ... the first time, at that many nodes; in proportion more at fewer
 _NODES = 200  # of the solver's tree; twice as many at each further try
 _WINDOWS = 20  # rounds of window search between two such tries
 _SLICE = 0.25  # of the time limit, that one program may take
-_PATIENCE = 400  # steps without a better schedule that are granted at least
+_PATIENCE = 40  # turns of local search without a better schedule that are granted at least
 
 
 def auto(graph: Graph, request: Request) -> Schedule | None:
@@ -36,7 +36,7 @@ def auto(graph: Graph, request: Request) -> Schedule | None:
         return construct(graph, request.budget)
     search = Search(graph, request)
     with Highs() as highs:
-        search.offer(construct(graph, request.budget, seed=request.seed, deadline=request.deadline))
+        search.offer(construct(graph, request.budget, seed=request.seed, deadline=request.deadline, lowest=False))
         if not search.over:
             _rounds(search, highs)
     return search.result("auto")
@@ -45,22 +45,25 @@ def auto(graph: Graph, request: Request) -> Schedule | None:
 def _rounds(search: Search, highs: Highs) -> None:
     graph, request = search.graph, search.request
     generation = CutGeneration(search, highs)
-    neighbourhood = Neighbourhood(graph, request.budget, request.seed)
+    local = Local(graph, request.budget, request.seed)
     windows = Windows(search, highs)
     tries, rest = 0, 0  # programs of cut generation that were too hard; rounds until the next try
-    taken = taken_at_best = 0  # steps of the neighbourhood search, all and when the best schedule was found
-    value, bounds = neighbourhood.value, [search.bound]
+    spent = spent_at_best = 0.0  # on local search, in all and when the best schedule was found
+    value, bounds = local.value, [search.bound]
     while not search.over:
         whole = not generation.stuck and (rest == 0 or search.best is None)
-        steps = _LONG if whole and tries else _STEPS
+        effort = 1 if search.best is not None else _LONG
+        if tries:  # small graphs have fast turns and programs that are hard all the same
+            effort = (_LONG << min(tries - 1, 3) if whole else 2) * max(1, _N // max(1, graph.n))
         window = not whole and search.best is not None
         if whole:
             generation.submit(_NODES << tries, seconds=_SLICE * request.time_limit)
         elif window:
             windows.submit(generation.cuts)
-        neighbourhood.run(steps, request.deadline)
-        taken += steps
-        search.offer(neighbourhood.schedule())
+        local.restart(*_start(search, generation))
+        local.run(effort, request.deadline)
+        spent += effort
+        search.offer(local.schedule())
         if whole:
             solved = generation.collect()
             bounds.append(search.bound)
@@ -68,11 +71,10 @@ def _rounds(search: Search, highs: Highs) -> None:
         elif window:
             windows.collect()
             rest = max(0, rest - 1)
-        neighbourhood.restart(*_start(search, generation))
-        if _notably_less(neighbourhood.value, value, request.gap):
-            value, taken_at_best = neighbourhood.value, taken
+        if _notably_less(local.value, value, request.gap):
+            value, spent_at_best = local.value, spent
         stalled = generation.stuck or _stalled(bounds, value[1])
-        if stalled and taken > 2 * taken_at_best + _PATIENCE:
+        if stalled and spent > 2 * spent_at_best + _PATIENCE:
             break
 
 

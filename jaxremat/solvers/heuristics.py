@@ -234,7 +234,9 @@ def random_style(rng: np.random.Generator) -> Style:
     return Style(rng.uniform(0.4, 1.4), float(rng.choice([0.1, 0.3, 0.6])), keep, float(rng.choice([1e-3, 0.1, 0.5])))
 
 
-def construct(graph: Graph, budget: int, *, seed: int = 0, deadline: float = math.inf) -> Schedule | None:
+def construct(
+    graph: Graph, budget: int, *, seed: int = 0, deadline: float = math.inf, lowest: bool = True
+) -> Schedule | None:
     """The best schedule within `budget` bytes that a few runs of the heuristic find; None if they find none.
 
     They do find one at every budget from the peak of `lowest_peak` upwards (given the time).
@@ -251,7 +253,7 @@ def construct(graph: Graph, budget: int, *, seed: int = 0, deadline: float = mat
         descent = lower_peak(graph, budget, style, rng, deadline)
         if descent.fits:
             best = cheaper(best, pruned(graph, descent.pairs, budget, deadline))
-    if best is None:
+    if best is None and lowest:
         lowest = _lowest(graph, seed, deadline)
         best = pruned(graph, lowest.pairs, budget, deadline) if lowest.peak <= budget else None
     return best
