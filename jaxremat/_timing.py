@@ -150,9 +150,10 @@ def _run(program: Any, node: Node, target: Target) -> float | None:
     """The median of the seconds that one run of the node takes; None if there is no room for it."""
     device = jax.local_devices(backend=target.platform)[0]
     try:
-        with jax.ensure_compile_time_eval():
-            arrays = [jax.device_put(_random(struct), device) for struct in _structs(node)[1:]]
-            return _median(lambda runs: program(jax.device_put(np.int32(runs), device), *arrays))
+        # Not committed to the device: JAX takes the layout of committed sub-byte integers for another than the program's.
+        with jax.ensure_compile_time_eval(), jax.default_device(device):
+            arrays = [jnp.asarray(_random(struct)) for struct in _structs(node)[1:]]
+            return _median(lambda runs: program(jnp.int32(runs), *arrays))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             return None

@@ -11,6 +11,8 @@ from jaxremat._partition import partition
 from jaxremat._target import Target
 from jaxremat._trace import flatten
 
+pytestmark = pytest.mark.profile
+
 CPU = Target.of("cpu")
 X = jnp.ones((256, 256))
 
@@ -119,9 +121,10 @@ def test_what_must_not_run_on_random_numbers_is_estimated(fun):
     assert all(cost >= 0 for cost in found.each)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.int8, jnp.uint32, jnp.bool_, jnp.complex64])
+@pytest.mark.parametrize("dtype", "bfloat16 float16 int8 uint32 bool_ complex64 int4 uint4 float8_e4m3fn".split())
 def test_any_type_can_be_timed(dtype):
-    assert all(_timing.timed(nodes_of(lambda x: jnp.sum(x[::-1], axis=0), X.astype(dtype)), CPU))
+    x = jnp.ones((16, 16), getattr(jnp, dtype))
+    assert all(_timing.timed(nodes_of(lambda x: (jnp.transpose(x), jnp.sum(x[::-1] != x, axis=0)), x), CPU))
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
