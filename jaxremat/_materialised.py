@@ -168,7 +168,7 @@ def _tag(instruction: Instruction) -> int | None:
 
 def _value(program: Program, origin: int | None, array: Array) -> Any:
     """The result of equation `origin` that `array` holds, if it is one by its number of elements."""
-    if origin is None:
+    if origin is None or origin >= len(program.eqns):  # a scope of the caller's own may look like a tag
         return None
     fitting = [v for v in program.eqns[origin].outvars if v.aval.size <= array.size <= _LARGEST_PADDING * v.aval.size]
     return min(fitting, key=lambda v: array.size - v.aval.size, default=None)

@@ -94,6 +94,13 @@ def test_what_each_target_materialises(target, kernels, holding_a_product):
         assert size >= bytes_of(v.aval)
 
 
+def test_a_tag_of_no_equation_is_none():
+    flat, text = program(), saved("cpu")
+    unknown = read(flat, parse(text.replace("remat_eqn18/", "remat_eqn999/")))
+    assert unknown == read(flat, parse(text.replace("remat_eqn18/", "")))
+    assert unknown.coverage < read(flat, parse(text)).coverage
+
+
 def test_seconds_follow_bytes_and_cycles():
     found = read(program(), parse(saved("tpu:v5e")))
     estimates = seconds(found, CHIPS["tpu:v5e"])
