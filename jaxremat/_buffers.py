@@ -1,19 +1,22 @@
-"""What a schedule takes on TPU and GPU, where XLA lays the buffers out.
+"""What a schedule takes once XLA has laid its buffers out.
 
-XLA:TPU and XLA:GPU assign buffers in two steps. Largest first, each buffer goes into an output's buffer if one is large
+XLA assigns buffers in two steps. Largest first, each buffer goes into an output's buffer if one is large
 enough and is not in use at the time. The rest is packed into one heap, whose size is what is in use at a time and
 fragmentation, which depends on the order that XLA gives the program and is not known before it is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import jax.extend.core as jex
 
 from jaxremat._kernels import Kernels
 from jaxremat._schedule import Schedule
+from jaxremat._trace import bytes_of
 
-_ALIGNMENT = {"tpu": 512}  # bytes that every buffer is a multiple of
+_ALIGNMENT = {"tpu": 512, "cpu": 64}  # bytes that every buffer is a multiple of
 _USUAL_ALIGNMENT = 256
 
 
@@ -35,8 +38,10 @@ def buffers_of(schedule: Schedule, kernels: Kernels, results: frozenset[Any]) ->
     found: list[Buffer] = []
     newest: dict[Any, int] = {}  # where in `found` the buffer of a value is
     for k, life in enumerate(schedule.lifetimes):
-        found.append(Buffer(schedule.graph.workspace[life.node], k, k))
-        for v in kernels.nodes[life.node].outputs:
+        node, workspace = kernels.nodes[life.node], schedule.graph.workspace[life.node]
+        piece = workspace if kernels.read else min(workspace, max(map(_largest, node.eqns)) or workspace)
+        found += [Buffer(size, k, k) for size in _pieces(workspace, piece)]
+        for v in node.outputs:
             if v in results and v in newest:
                 continue
             size = kernels.bytes_of(v)
@@ -47,6 +52,19 @@ def buffers_of(schedule: Schedule, kernels: Kernels, results: frozenset[Any]) ->
             newest[v] = len(found)
             found.append(Buffer(size, k, len(step), True) if v in results else Buffer(size, k, step[life.end]))
     return found
+
+
+def _pieces(total: int, piece: int) -> Iterator[int]:
+    """The buffers of a workspace: only its size is known where it was measured, and none is taken to be over `piece`."""
+    while total > 0:
+        yield min(piece, total)
+        total -= piece
+
+
+def _largest(eqn: Any) -> int:
+    """Bytes of the largest value that an equation computes: in control flow, of those inside its bodies."""
+    inner = [_largest(e) for body in jex.jaxprs_in_params(eqn.params) for e in body.eqns]
+    return max(inner or [bytes_of(v.aval) for v in eqn.outvars], default=0)
 
 
 def in_use(buffers: Iterable[Buffer], platform: str) -> int:

@@ -258,8 +258,6 @@ class _Variant:
 
     def predicted(self, schedule: Schedule) -> int:
         """Bytes that the program of a schedule is expected to take."""
-        if not self.kernels.read:
-            return schedule.peak
         buffers = buffers_of(schedule, self.kernels, self.program.results)
         return self.fit.constant + in_use(buffers, self.target.platform)
 

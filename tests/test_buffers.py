@@ -1,10 +1,17 @@
+import jax
+import jax.numpy as jnp
 from hypothesis import given
 from hypothesis import strategies as st
+from jax import lax
 from strategies import graphs_with_pairs
 
-from jaxremat._buffers import Buffer, in_use
+from jaxremat._buffers import Buffer, buffers_of, in_use
+from jaxremat._graph import Graph
+from jaxremat._kernels import Kernels
 from jaxremat._merge import fewer_stages
+from jaxremat._partition import dependencies, partition
 from jaxremat._schedule import Schedule
+from jaxremat._trace import flatten
 
 MIB = 2**20
 buffers = st.lists(
@@ -50,3 +57,21 @@ def test_merging_stages_keeps_the_budget_and_the_cost(case, slack):
     assert merged.cost <= schedule.cost
     assert len({t for t, _ in merged.pairs}) <= len({t for t, _ in schedule.pairs})
     assert {i for _, i in merged.pairs} == {i for _, i in schedule.pairs}
+
+
+def test_a_measured_workspace_goes_into_outputs_in_pieces():
+    """A loop's workspace is the values of an iteration, each of which may take the room of a gradient not yet made."""
+
+    def loss(ws, x):
+        return jnp.sum(lax.scan(lambda h, w: (jnp.tanh(jnp.tanh(h @ w) @ w.T), None), x, ws)[0])
+
+    program = flatten(jax.make_jaxpr(jax.grad(loss))(jnp.ones((8, 64, 64)), jnp.ones((128, 64))))
+    nodes, value = partition(program), 128 * 64 * 4
+    names = [node.name for node in nodes]
+    workspace = [7 * value // 2 if name.startswith("scan") else 0 for name in names]
+    graph = Graph(names, [1] * len(names), [0] * len(names), dependencies(nodes), workspace=workspace)
+    found = [b for b in buffers_of(Schedule(graph), Kernels(nodes), program.results) if b.start == b.end]
+    loops = [k for k, name in enumerate(names) if name.startswith("scan")]
+    assert len(loops) == 2
+    for k in loops:
+        assert [b.size for b in found if b.start == k and b.size] == [value, value, value, value // 2]

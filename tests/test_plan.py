@@ -29,7 +29,8 @@ def plan():
 def test_what_a_plan_says(plan):
     assert plan.budget_bytes == int(0.7 * plan.plain_peak_bytes)
     assert plan.measured_peak_bytes <= plan.budget_bytes
-    assert plan.predicted_peak_bytes == plan.schedule.peak
+    assert plan.predicted_peak_bytes == pytest.approx(plan.measured_peak_bytes, rel=0.01)
+    assert plan.predicted_peak_bytes <= plan.schedule.peak, "outputs give their room to what dies before they are made"
     assert plan.graph is plan.schedule.graph
     assert plan.overhead == plan.schedule.overhead > 1
     assert (plan.solver, plan.status, plan.gap) == (plan.schedule.solver, plan.schedule.status, plan.schedule.gap)
