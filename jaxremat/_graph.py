@@ -36,6 +36,10 @@ class Graph:
     - `workspace`: bytes that are needed only while node i runs. Default: none.
     - `constant`: bytes held all the time, such as arguments and outputs (the constant overhead of eq. 2). Default: 0.
     - `recomputable`: False for nodes that must be computed exactly once, such as effects. Default: all True.
+    - `inplace`: for each node the dependency of as many bytes that its value may be written over if nothing reads that
+        any more, or None. Default: none.
+    - `part_of`: for further values of a node that leaves several: its index, or None. They are nodes that directly
+        follow it, cost nothing and read just that node; whenever it is computed, so are they. Default: none.
     - `backward`: True for the nodes of the backward pass. Only strategies that tell the two passes apart look at it.
         Default: unknown, see `forward`.
 
@@ -53,6 +57,8 @@ class Graph:
     workspace: tuple[int, ...]
     constant: int
     recomputable: tuple[bool, ...]
+    inplace: tuple[int | None, ...]
+    part_of: tuple[int | None, ...]
     backward: tuple[bool, ...] | None
 
     def __init__(
@@ -65,6 +71,8 @@ class Graph:
         workspace: Iterable[int] | None = None,
         constant: int = 0,
         recomputable: Iterable[bool] | None = None,
+        inplace: Iterable[int | None] | None = None,
+        part_of: Iterable[int | None] | None = None,
         backward: Iterable[bool] | None = None,
     ):
         try:
@@ -80,6 +88,8 @@ class Graph:
             "workspace": _per_node("workspace", [0] * n if workspace is None else workspace, n, _bytes),
             "constant": _bytes("constant", 0, constant),
             "recomputable": _per_node("recomputable", [True] * n if recomputable is None else recomputable, n, _flag),
+            "inplace": _per_node("inplace", [None] * n if inplace is None else inplace, n, _node),
+            "part_of": _per_node("part_of", [None] * n if part_of is None else part_of, n, _node),
             "backward": None if backward is None else _per_node("backward", backward, n, _flag),
         }
         total = sum(fields["memory"]) + sum(fields["workspace"]) + fields["constant"]
@@ -87,6 +97,28 @@ class Graph:
             raise ValueError(f"memory: the nodes take {total:.3g} bytes together, expected at most {_MOST_BYTES:.3g}")
         for field, value in fields.items():
             object.__setattr__(self, field, value)
+        self._check_inplace()
+        self._check_parts()
+
+    def _check_inplace(self) -> None:
+        for k, i in enumerate(self.inplace):
+            if i is not None and (i not in self.deps[k] or self.memory[i] != self.memory[k]):
+                raise ValueError(
+                    f"inplace: node {k} has {i!r}, expected a dependency of {self.memory[k]} bytes, or None"
+                )
+
+    def _check_parts(self) -> None:
+        for k, i in enumerate(self.part_of):
+            if i is None:
+                continue
+            if i not in (k - 1, self.part_of[k - 1]) or self.part_of[i] is not None or self.deps[k] != (i,):
+                raise ValueError(
+                    f"part_of: node {k} has {i!r}, expected the node that it directly follows and just reads"
+                )
+            if self.cost[k] or self.workspace[k] or self.recomputable[k] != self.recomputable[i]:
+                raise ValueError(f"part_of: node {k} is part of {i}: expected no cost or workspace of its own")
+            if self.inplace[k] is not None:
+                raise ValueError(f"inplace: node {k} is part of {i}, which is what it may not be written over")
 
     @property
     def n(self) -> int:
@@ -123,16 +155,37 @@ class Graph:
         return tuple(range(end))
 
     @cached_property
+    def parts(self) -> tuple[tuple[int, ...], ...]:
+        """For each node the further values that it leaves, see `part_of`."""
+        parts: list[list[int]] = [[] for _ in self.names]
+        for k, i in enumerate(self.part_of):
+            if i is not None:
+                parts[i].append(k)
+        return tuple(map(tuple, parts))
+
+    @cached_property
+    def makers(self) -> tuple[int, ...]:
+        """For each value the node that is run to make it: itself, unless it is `part_of` one."""
+        return tuple(k if i is None else i for k, i in enumerate(self.part_of))
+
+    @cached_property
+    def scratch(self) -> tuple[int, ...]:
+        """Bytes beside its value and its dependencies that a node needs while it runs: workspace and its parts."""
+        memory = self.memory
+        return tuple(own + sum(memory[i] for i in self.parts[k]) for k, own in enumerate(self.workspace))
+
+    @cached_property
     def total_cost(self) -> float:
         """Cost of computing every node once: no schedule costs less."""
         return math.fsum(self.cost)
 
     @cached_property
     def footprint(self) -> tuple[int, ...]:
-        """Bytes without which node k cannot run: constant + its value, its workspace and its dependencies' values."""
-        memory, workspace = self.memory, self.workspace
+        """Bytes without which node k cannot run: constant + its values, its workspace and its dependencies' values."""
+        memory, scratch, inplace = self.memory, self.scratch, self.inplace
         return tuple(
-            self.constant + memory[k] + workspace[k] + sum(memory[i] for i in self.deps[k]) for k in range(self.n)
+            self.constant + memory[k] * (inplace[k] is None) + scratch[k] + sum(memory[i] for i in self.deps[k])
+            for k in range(self.n)
         )
 
     @cached_property
@@ -147,9 +200,9 @@ class Graph:
         for i, users in enumerate(self.users):
             dies[users[-1] if users else i].append(i)
         live = peak = self.constant
-        for k, workspace in enumerate(self.workspace):
+        for k, scratch in enumerate(self.scratch):
             live += self.memory[k]
-            peak = max(peak, live + workspace)
+            peak = max(peak, live + scratch - self.memory[k] * (self.inplace[k] in dies[k]))
             live -= sum(self.memory[i] for i in dies[k])
         return peak
 
@@ -170,6 +223,8 @@ class Graph:
             workspace=[size * batch for size in self.workspace],
             constant=self.constant * batch + fixed,
             recomputable=self.recomputable,
+            inplace=self.inplace,
+            part_of=self.part_of,
             backward=self.backward,
         )
 
@@ -281,6 +336,12 @@ def _flag(argument: str, k: int, value: Any) -> bool:
     if value not in (True, False):
         raise ValueError(f"{argument}: node {k} has {value!r}, expected True or False")
     return bool(value)
+
+
+def _node(argument: str, k: int, value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < k):
+        raise ValueError(f"{argument}: node {k} has {value!r}, expected the index of a node before it, or None")
+    return None if value is None else int(value)
 
 
 def _cost(argument: str, k: int, value: Any) -> float:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice, takewhile
 from types import MappingProxyType
 from typing import Literal
 
@@ -41,7 +42,8 @@ class Lifetime:
 def lifetimes(graph: Graph, pairs: Iterable[tuple[int, int]]) -> list[Lifetime]:
     """The values a schedule makes, one for each compute, by the key of the compute."""
     n = graph.n
-    keys = sorted({t * n + i for t, i in pairs} | {t * n + t for t in range(n)})
+    again = {t * n + k for t, i in pairs for k in (i, *graph.parts[i])}
+    keys = sorted(again | {t * n + t for t in range(n)})
     current = [-1] * n  # index in `keys` of the latest compute of each node
     ends = list(keys)
     for position, key in enumerate(keys):
@@ -59,13 +61,14 @@ class Schedule:
     **Arguments:**
 
     - `graph`: the graph it computes.
-    - `pairs`: the recomputes (t, i), t > i: node i is computed again in stage t. Sorted, repeats dropped.
+    - `pairs`: the recomputes (t, i), t > i: node i is computed again in stage t, and with it what is `part_of` it.
+        Sorted, repeats dropped.
     - `bound`: a certified lower bound on the cost of any schedule within the budget that was asked for, in the unit
         of `graph.cost`. Default: the cost of computing every node once.
     - `status`: `"optimal"` (proved to within the gap asked for) or `"feasible"`.
     - `solver`: name of the solver that made it.
 
-    **Raises:** `ValueError` if a pair is out of range or recomputes a node that is not recomputable.
+    **Raises:** `ValueError` if a pair is out of range, recomputes a node that is not recomputable, or names a part.
 
     >>> g = Graph(names="abcd", cost=[1, 1, 1, 1], memory=[4, 4, 4, 4], deps=[[], [0], [1], [0, 2]])
     >>> s = Schedule(g, pairs=[(3, 0)])  # forget a, compute it again for d
@@ -90,6 +93,9 @@ class Schedule:
                 raise ValueError(f"pairs: ({t}, {i}) is no recompute, expected 0 <= i < t < {self.graph.n}")
             if not self.graph.recomputable[i]:
                 raise ValueError(f"pairs: ({t}, {i}) recomputes {self.graph.names[i]!r}, which is not recomputable")
+            part = next((k for k in (t, i) if self.graph.part_of[k] is not None), None)
+            if part is not None:
+                raise ValueError(f"pairs: ({t}, {i}): node {part} is computed along with the node that it is part of")
         object.__setattr__(self, "pairs", pairs)
         object.__setattr__(self, "bound", max(float(self.bound), self.graph.total_cost))
 
@@ -97,7 +103,8 @@ class Schedule:
     def from_matrices(graph: Graph, R: np.ndarray, S: np.ndarray, *, solver: str = "") -> "Schedule":
         """A schedule from R and S, n x n each (stages x nodes). Checkpoints that nothing reads are dropped.
 
-        **Raises:** `ValueError` if they violate (1b), (1c) or (8a-c) of the paper.
+        **Raises:** `ValueError` if they violate (1b), (1c) or (8a-c) of the paper, or if a node is not computed along
+        with its parts.
         """
         R, S = np.asarray(R, dtype=bool), np.asarray(S, dtype=bool)
         n = graph.n
@@ -111,7 +118,11 @@ class Schedule:
             for i in deps:
                 if (R[:, j] & ~(R[:, i] | S[:, i])).any():
                     raise ValueError(f"R, S: node {j} is computed in a stage where node {i} is not available (1b)")
-        return Schedule(graph, tuple(zip(*np.nonzero(np.tril(R, -1)), strict=True)), solver=solver)
+        for v, i in enumerate(graph.part_of):
+            if i is not None and (R[v + 1 :, v] != R[v + 1 :, i]).any():
+                raise ValueError(f"R: node {v} is not computed in the same stages as node {i}, which it is part of")
+        again = zip(*np.nonzero(np.tril(R, -1)), strict=True)
+        return Schedule(graph, tuple((t, i) for t, i in again if graph.part_of[i] is None), solver=solver)
 
     @cached_property
     def lifetimes(self) -> tuple[Lifetime, ...]:
@@ -123,7 +134,7 @@ class Schedule:
         """R[t, i]: node i is computed in stage t. Bool, n x n, lower triangular with unit diagonal."""
         R = np.eye(self.graph.n, dtype=bool)
         for t, i in self.pairs:
-            R[t, i] = True
+            R[t, [i, *self.graph.parts[i]]] = True
         return _readonly(R)
 
     @cached_property
@@ -161,9 +172,17 @@ class Schedule:
 
     @cached_property
     def memory(self) -> tuple[int, ...]:
-        """Bytes in use while each compute statement runs, constant and workspace included."""
-        graph, n = self.graph, self.graph.n
-        return tuple(int(self.U[divmod(life.start, n)]) + graph.workspace[life.node] for life in self.lifetimes)
+        """Bytes in use while each compute statement runs, constant and workspace included.
+
+        What a node is written over is not counted next to it.
+        """
+        graph, n, free = self.graph, self.graph.n, self.free
+        memory = []
+        for life in self.lifetimes:
+            t, k = divmod(life.start, n)
+            over = graph.inplace[k] in free.get((t, k), ())
+            memory.append(int(self.U[t, k]) + graph.scratch[k] - graph.memory[k] * over)
+        return tuple(memory)
 
     @cached_property
     def peak(self) -> int:
@@ -208,8 +227,8 @@ def simulate(graph: Graph, statements: Sequence[Statement]) -> int:
 
     It knows nothing of R, S, Free and U, and so checks them.
 
-    **Raises:** `ValueError` if a value is read or freed while it is not in memory, computed while it is, or if a node
-    is never computed or one that is not recomputable is computed twice.
+    **Raises:** `ValueError` if a value is read or freed while it is not in memory, computed while it is, or apart from
+    the node that it is part of, or if a node is never computed or one that is not recomputable is computed twice.
 
     >>> g = Graph(names="ab", cost=[1, 1], memory=[3, 4], deps=[[], [0]])
     >>> simulate(g, [Statement("compute", 0), Statement("compute", 1)])
@@ -218,6 +237,7 @@ def simulate(graph: Graph, statements: Sequence[Statement]) -> int:
     alive: set[int] = set()
     computed = [0] * graph.n
     used = peak = graph.constant
+    before: int | None = None  # the node computed last
     for position, statement in enumerate(statements):
         i, where = statement.node, f"statement {position}: {statement.kind} {graph.names[statement.node]!r}"
         if statement.kind == "deallocate":
@@ -233,14 +253,24 @@ def simulate(graph: Graph, statements: Sequence[Statement]) -> int:
             raise ValueError(f"{where}, which is still in memory")
         if computed[i] and not graph.recomputable[i]:
             raise ValueError(f"{where}, which must not be computed twice")
+        if graph.part_of[i] is not None and (before is None or graph.makers[before] != graph.part_of[i]):
+            raise ValueError(f"{where}, which is part of what was not computed just before")
+        before = i
         computed[i] += 1
         alive.add(i)
         used += graph.memory[i]
-        peak = max(peak, used + graph.workspace[i])
+        peak = max(peak, used + graph.scratch[i] - graph.memory[i] * _overwrites(graph, statements, position))
     missing = [graph.names[i] for i, count in enumerate(computed) if count == 0]
     if missing:
         raise ValueError(f"never computed: {missing}")
     return peak
+
+
+def _overwrites(graph: Graph, statements: Sequence[Statement], position: int) -> bool:
+    """Whether the node computed there may be written over a value that is freed right after."""
+    over = graph.inplace[statements[position].node]
+    freed = takewhile(lambda statement: statement.kind == "deallocate", islice(statements, position + 1, None))
+    return over is not None and any(statement.node == over for statement in freed)
 
 
 def _readonly(array: np.ndarray) -> np.ndarray:

@@ -57,14 +57,38 @@ def training_chain(layers: int, *, both: bool = True) -> Graph:
 def random_graph(rng: random.Random, n: int, *, density: float = 0.4, extras: bool = True) -> Graph:
     """Any DAG: several sinks, disconnected parts, zero costs and bytes; with workspace and such if `extras`."""
     return Graph(
-        names=[f"v{k}" for k in range(n)],
-        cost=[rng.choice([0, 1, 1, 2, 3, 7]) for _ in range(n)],
-        memory=[rng.choice([0, 1, 1, 2, 3, 5]) for _ in range(n)],
-        deps=[[i for i in range(k) if rng.random() < density] for k in range(n)],
-        workspace=[rng.choice([0, 0, 0, 1, 4]) for _ in range(n)] if extras else None,
-        constant=rng.choice([0, 3]) if extras else 0,
-        recomputable=[rng.random() < 0.9 for _ in range(n)] if extras else None,
+        **_described(
+            names=[f"v{k}" for k in range(n)],
+            cost=[rng.choice([0, 1, 1, 2, 3, 7]) for _ in range(n)],
+            memory=[rng.choice([0, 1, 1, 2, 3, 5]) for _ in range(n)],
+            deps=[[i for i in range(k) if rng.random() < density] for k in range(n)],
+            workspace=[rng.choice([0, 0, 0, 1, 4]) if extras else 0 for _ in range(n)],
+            constant=rng.choice([0, 3]) if extras else 0,
+            recomputable=[not extras or rng.random() < 0.9 for _ in range(n)],
+            part=[extras and rng.random() < 0.15 for _ in range(n)],
+            over=[extras and rng.random() < 0.3 for _ in range(n)],
+        )
     )
+
+
+def _described(*, part: list[bool], over: list[bool], **fields) -> dict:
+    """The arguments of `Graph`. A node marked `part` becomes part of the one before it; one marked `over` is written
+    over its last dependency, whose bytes it then has.
+    """
+    n = len(part)
+    part_of: list[int | None] = [None] * n
+    inplace: list[int | None] = [None] * n
+    for k in range(1, n):
+        if part[k]:
+            i = part_of[k - 1]
+            part_of[k] = i = k - 1 if i is None else i
+            fields["cost"][k] = fields["workspace"][k] = 0
+            fields["deps"][k] = [i]
+            fields["recomputable"][k] = fields["recomputable"][i]
+        elif over[k] and fields["deps"][k]:
+            inplace[k] = max(fields["deps"][k])
+            fields["memory"][k] = fields["memory"][inplace[k]]
+    return fields | {"part_of": part_of, "inplace": inplace}
 
 
 def layered_graph(n: int, seed: int) -> Graph:
@@ -83,19 +107,23 @@ def layered_graph(n: int, seed: int) -> Graph:
 
 
 @st.composite
-def graphs(draw, max_nodes: int = 8) -> Graph:
+def graphs(draw, max_nodes: int = 8, *, parts: bool = True) -> Graph:
     """Graphs of one node up, with everything that real programs have; bytes from none to gigabytes."""
     n = draw(st.integers(1, max_nodes))
     size = st.one_of(st.integers(0, 5), st.integers(0, 2**33))
     per_node = lambda element: st.lists(element, min_size=n, max_size=n)
     return Graph(
-        names=[f"v{k}" for k in range(n)],
-        cost=draw(per_node(st.one_of(st.integers(0, 4), st.floats(0, 1e3)))),
-        memory=draw(per_node(size)),
-        deps=[draw(st.lists(st.integers(0, k - 1), max_size=4)) if k else [] for k in range(n)],
-        workspace=draw(per_node(size)),
-        constant=draw(size),
-        recomputable=draw(per_node(st.booleans())),
+        **_described(
+            names=[f"v{k}" for k in range(n)],
+            cost=draw(per_node(st.one_of(st.integers(0, 4), st.floats(0, 1e3)))),
+            memory=draw(per_node(size)),
+            deps=[draw(st.lists(st.integers(0, k - 1), max_size=4)) if k else [] for k in range(n)],
+            workspace=draw(per_node(size)),
+            constant=draw(size),
+            recomputable=draw(per_node(st.booleans())),
+            part=draw(per_node(st.sampled_from([False, False, True]))) if parts else [False] * n,
+            over=draw(per_node(st.booleans())),
+        )
     )
 
 
@@ -103,5 +131,6 @@ def graphs(draw, max_nodes: int = 8) -> Graph:
 def graphs_with_pairs(draw, max_nodes: int = 8) -> tuple[Graph, tuple[tuple[int, int], ...]]:
     """A graph and any set of recomputes of its recomputable nodes."""
     graph = draw(graphs(max_nodes))
-    every = [(t, i) for t in range(graph.n) for i in range(t) if graph.recomputable[i]]
+    whole = [i for i in range(graph.n) if graph.part_of[i] is None]
+    every = [(t, i) for t in whole for i in whole if i < t and graph.recomputable[i]]
     return graph, tuple(draw(st.sets(st.sampled_from(every)))) if every else ()

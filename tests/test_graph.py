@@ -61,6 +61,17 @@ def test_is_a_value():
         ("workspace", {"workspace": [1, -1]}),
         ("constant", {"constant": -1}),
         ("recomputable", {"recomputable": [True]}),
+        ("inplace", {"inplace": [None]}),
+        ("inplace", {"inplace": [None, 1]}),
+        ("inplace", {"inplace": [None, True]}),
+        ("inplace", {"inplace": [None, 0], "memory": [1, 2]}),
+        ("inplace", {"inplace": [None, 0], "deps": [[], []]}),
+        ("inplace", {"inplace": [None, 0], "part_of": [None, 0], "cost": [1, 0]}),
+        ("part_of", {"part_of": [0, None]}),
+        ("part_of", {"part_of": [None, 0]}),  # it has a cost of its own
+        ("part_of", {"part_of": [None, 0], "cost": [1, 0], "deps": [[], []]}),
+        ("part_of", {"part_of": [None, 0], "cost": [1, 0], "workspace": [0, 1]}),
+        ("part_of", {"part_of": [None, 0], "cost": [1, 0], "recomputable": [True, False]}),
     ],
 )
 def test_bad_arguments_are_named(argument, change):

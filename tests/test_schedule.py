@@ -136,3 +136,47 @@ def test_no_nodes():
     s = Schedule(Graph([], [], [], [], constant=7))
     assert (s.peak, s.cost, s.statements, s.peak_node, s.R.shape) == (7, 0.0, (), None, (0, 0))
     assert simulate(s.graph, s.statements) == 7
+
+
+# Values written over others, and nodes that leave several
+
+
+def test_a_value_is_written_over_one_that_nothing_reads_any_more():
+    names, cost, memory, deps = "abcd", [1] * 4, [4, 4, 4, 4], [[], [0], [1], [0, 2]]
+    plain = Graph(names, cost, memory, deps)
+    g = Graph(names, cost, memory, deps, inplace=[None, 0, 1, 2])
+    assert (plain.floor, plain.peak) == (12, 12)
+    assert (g.floor, g.peak) == (8, 8)  # b is not written over a, which d reads; c is over b, and d over c
+    assert Schedule(g).memory == (4, 8, 8, 8)
+    again = Schedule(g, ((3, 0),))  # where a is computed again, b takes its place
+    assert again.memory == (4, 4, 4, 8, 8)
+    assert simulate(g, again.statements) == again.peak == 8
+
+
+def test_parts_come_and_are_recomputed_with_their_node_and_are_freed_apart():
+    g = Graph(
+        ["a", "run", "second", "x", "y", "z"],
+        cost=[1, 5, 0, 1, 1, 1],
+        memory=[1, 10, 20, 1, 1, 1],
+        deps=[[], [0], [1], [1], [2], [0, 4]],
+        part_of=[None, None, 1, None, None, None],
+    )
+    assert g.makers == (0, 1, 1, 3, 4, 5)
+    assert g.parts == ((), (2,), (), (), (), ())
+    assert g.floor == 31  # the node runs with both of its values
+    assert Schedule(g).memory == (1, 31, 31, 32, 22, 3)
+    again = Schedule(g, ((4, 1),))
+    assert again.cost == g.total_cost + 5
+    assert again.R[4].nonzero()[0].tolist() == [1, 2, 4]
+    assert again.memory == (1, 31, 31, 12, 31, 31, 22, 3)  # the second value is freed at once where nothing reads it
+    assert simulate(g, again.statements) == again.peak
+    for pair in ((4, 2), (2, 0)):
+        with pytest.raises(ValueError, match="computed along"):
+            Schedule(g, (pair,))
+    plan = [Statement("compute", i) for i in (0, 1, 3, 2, 4, 5)]
+    with pytest.raises(ValueError, match="part of what was not computed just before"):
+        simulate(g, plan)
+    R = again.R.copy()
+    R[4, 2] = False
+    with pytest.raises(ValueError, match="node 2 is not computed in the same stages"):
+        Schedule.from_matrices(g, R, np.tril(np.ones((6, 6), bool), -1))

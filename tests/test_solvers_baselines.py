@@ -12,7 +12,7 @@ from test_solvers import check
 
 from jaxremat._errors import BudgetError
 from jaxremat._graph import Graph
-from jaxremat._schedule import Schedule
+from jaxremat._schedule import Schedule, simulate
 from jaxremat.solvers import solve
 from jaxremat.solvers._policy import least_recomputes, policy
 from jaxremat.solvers._revolve import revolve
@@ -129,6 +129,14 @@ def test_real_networks():
 
 
 @given(graphs(max_nodes=9), st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_parts_are_never_recomputed_apart(graph, rng):
+    n = graph.n
+    S = np.array([[i < t and rng.random() < 0.5 for i in range(n)] for t in range(n)], dtype=bool).reshape(n, n)
+    simulate(graph, Schedule(graph, tuple(least_recomputes(graph, S))).statements)
+
+
+@given(graphs(max_nodes=9, parts=False), st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
 def test_least_recomputes_are_correct_and_none_too_many(graph, rng):
     n = graph.n

@@ -21,6 +21,10 @@ def least_recomputes(graph: Graph, S: np.ndarray) -> list[tuple[int, int]]:
     for i in range(n):
         if not recomputable[i]:
             S[i + 1 :, i] = True
+    for v, i in enumerate(graph.part_of):
+        if i is not None:  # nothing is computed again in the stage of a part
+            S[i + 1 : v + 1, i] = True
+            S[v + 1 : v + 2] &= S[v] | (np.arange(n) == v)
     pairs: list[tuple[int, int]] = []
     for t in range(n):
         kept = S[t]
@@ -30,6 +34,11 @@ def least_recomputes(graph: Graph, S: np.ndarray) -> list[tuple[int, int]]:
         heapq.heapify(queue)
         while queue:
             i = -heapq.heappop(queue)
+            if graph.part_of[i] is not None and i != t:  # it comes with the node that it is part of
+                if graph.makers[i] not in wanted:
+                    wanted.add(graph.makers[i])
+                    heapq.heappush(queue, -graph.makers[i])
+                continue
             if i != t:
                 pairs.append((t, i))
             for d in graph.deps[i]:

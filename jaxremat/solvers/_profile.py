@@ -20,14 +20,15 @@ class Profile:
     - `keys`: sorted keys of all computes.
     - `computes[i]`, `uses[i]`: sorted keys at which node i is computed, and read.
     - `memory[:len(keys)]`: bytes in use at each key, constant and workspace included.
-    - `cost`, `bytes`, `evictable`: C, M and whether it makes sense to evict, for every node.
+    - `cost`, `bytes`, `evictable`: what it costs to make, M, and whether it makes sense to evict, for every value.
     - `gaps()`: the stretches in which a value is kept and not touched, which is where it could be evicted.
     """
 
     def __init__(self, graph: Graph, pairs=()):
         n = graph.n
         self.graph = graph
-        self.cost, self.bytes = np.array(graph.cost), np.array(graph.memory, dtype=np.int64)
+        self.cost = np.array([graph.cost[i] for i in graph.makers])
+        self.bytes = np.array(graph.memory, dtype=np.int64)
         self.evictable = np.array(graph.recomputable, dtype=bool) & (self.bytes > 0)
         self.keys: list[int] = []
         self.computes: list[list[int]] = [[] for _ in range(n)]
@@ -42,10 +43,10 @@ class Profile:
         change = np.zeros(len(self.keys) + 1, dtype=np.int64)
         for life in lives:
             change[position[life.start]] += graph.memory[life.node]
-            change[position[life.end] + 1] -= graph.memory[life.node]
-        workspace = np.array([graph.workspace[key % n] for key in self.keys], dtype=np.int64)
+            change[position[life.end] + (not self._overwritten(life.node, life.end))] -= graph.memory[life.node]
+        scratch = np.array([graph.scratch[key % n] for key in self.keys], dtype=np.int64)
         self._buffer = np.zeros(2 * len(self.keys) + 64, dtype=np.int64)
-        self._buffer[: len(self.keys)] = graph.constant + np.cumsum(change[:-1]) + workspace
+        self._buffer[: len(self.keys)] = graph.constant + np.cumsum(change[:-1]) + scratch
         self._gaps = _Gaps(graph)
         self._stale = set(range(n))  # nodes whose gaps have changed since `gaps` was called
 
@@ -69,9 +70,10 @@ class Profile:
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """The recomputes (t, i)."""
-        n = self.graph.n
-        return [(key // n, key % n) for key in self.keys if key // n != key % n]
+        """The recomputes (t, i), without those of parts."""
+        n, part_of = self.graph.n, self.graph.part_of
+        again = (divmod(key, n) for key in self.keys)
+        return [(t, i) for t, i in again if t != i and part_of[i] is None]
 
     def life(self, i: int, key: int) -> tuple[int, int, int | None]:
         """The value of node i that a reader at `key` would read: when it was computed, and the uses around `key`.
@@ -88,7 +90,16 @@ class Profile:
         return start, before, after
 
     def add(self, t: int, i: int) -> None:
-        """Computes node i again in stage t, where it is not computed yet (t > i)."""
+        """Computes node i again in stage t, where it is not computed yet (t > i), and its parts."""
+        for k in (i, *self.graph.parts[i]):
+            self._add(t, k)
+
+    def remove(self, t: int, i: int) -> None:
+        """Undoes `add`: the readers of this compute read the one before."""
+        for k in (*reversed(self.graph.parts[i]), i):
+            self._remove(t, k)
+
+    def _add(self, t: int, i: int) -> None:
         graph = self.graph
         key = t * graph.n + i
         self._stale.update((i, *graph.deps[i]))
@@ -96,15 +107,14 @@ class Profile:
         self._insert(key, after is not None)
         insort(self.computes[i], key)
         if after is not None:
-            self._shift(before, key, -graph.memory[i], closed=False)
+            self._count(i, -1, self.position_after(i, before), bisect_left(self.keys, key))
         for d in graph.deps[i]:
             _, end, later = self.life(d, key)
             if later is None:
-                self._shift(end, key, graph.memory[d], closed=True)
+                self._count(d, 1, self.position_after(d, end), self.position_after(d, key))
             insort(self.uses[d], key)
 
-    def remove(self, t: int, i: int) -> None:
-        """Undoes `add`: the readers of this compute read the one before."""
+    def _remove(self, t: int, i: int) -> None:
         graph = self.graph
         key = t * graph.n + i
         self._stale.update((i, *graph.deps[i]))
@@ -113,15 +123,22 @@ class Profile:
             del uses[bisect_left(uses, key)]
             _, end, later = self.life(d, key)
             if later is None:
-                self._shift(end, key, -graph.memory[d], closed=True)
+                self._count(d, -1, self.position_after(d, end), self.position_after(d, key))
         computes = self.computes[i]
         del computes[bisect_left(computes, key)]
         _, before, after = self.life(i, key)
         if after is not None:
-            self._shift(before, key, graph.memory[i], closed=False)
+            self._count(i, 1, self.position_after(i, before), bisect_left(self.keys, key))
         p = bisect_left(self.keys, key)
         self._buffer[p : len(self.keys) - 1] = self._buffer[p + 1 : len(self.keys)]
         del self.keys[p]
+
+    def position_after(self, i: int, end: int) -> int:
+        """The first position at which a value of node i is not counted any more that is last read at key `end`."""
+        return bisect_left(self.keys, end) if self._overwritten(i, end) else bisect_right(self.keys, end)
+
+    def _overwritten(self, i: int, end: int) -> bool:
+        return self.graph.inplace[end % self.graph.n] == i
 
     def _insert(self, key: int, alive: bool) -> None:
         """Makes room for a compute at `key`, with the bytes of what lives across it and its own."""
@@ -130,19 +147,18 @@ class Profile:
         if len(keys) + 1 >= len(self._buffer):
             self._buffer = np.concatenate([self._buffer, np.zeros_like(self._buffer)])
         # What the next compute finds in memory lives across this key: nothing starts or ends in between.
-        node = keys[p] % n
-        across = int(self._buffer[p]) - graph.memory[node] - graph.workspace[node]
+        node, over = keys[p] % n, graph.inplace[keys[p] % n]
+        across = int(self._buffer[p]) - graph.memory[node] - graph.scratch[node]
+        if over is not None and self.life(over, keys[p] + 1)[2] is None:
+            across += graph.memory[over]
         self._buffer[p + 1 : len(keys) + 1] = self._buffer[p : len(keys)]
         # If an earlier value of the same node lives on, its bytes across the key become this compute's own.
-        self._buffer[p] = across + graph.workspace[key % n] + (0 if alive else graph.memory[key % n])
+        self._buffer[p] = across + graph.scratch[key % n] + (0 if alive else graph.memory[key % n])
         keys.insert(p, key)
 
-    def _shift(self, start: int, stop: int, change: int, *, closed: bool) -> None:
-        """Adds `change` bytes at every key in (start, stop) or (start, stop]."""
-        if change:
-            first = bisect_right(self.keys, start)
-            last = bisect_right(self.keys, stop) if closed else bisect_left(self.keys, stop)
-            self._buffer[first:last] += change
+    def _count(self, i: int, times: int, first: int, last: int) -> None:
+        """Adds so many times the bytes of a value of node i at the positions from `first` up to `last`."""
+        self._buffer[first:last] += times * self.graph.memory[i]
 
 
 class _Gaps:

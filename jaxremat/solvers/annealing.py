@@ -151,11 +151,13 @@ class Annealing:
                 continue
             self._remove(pair)
             removed.append(pair)
-            stack += [(pair[0], d) for d in self.graph.deps[pair[1]]]
+            stack += [(pair[0], self.graph.makers[d]) for d in self.graph.deps[pair[1]]]
 
     def _is_read(self, pair: Pair) -> bool:
         t, i = pair
-        return self._profile.life(i, t * self.graph.n + i + 1)[2] is not None
+        profile, n, parts = self._profile, self.graph.n, self.graph.parts[i]
+        read = profile.life(i, t * n + i + 1 + len(parts))[2] is not None
+        return read or any(profile.life(v, t * n + v + 1)[2] is not None for v in parts)
 
     def _evict(self, added: list[Pair]) -> None:
         """Computes a value that lives across some event, most often one over the budget, again where it is read next."""
@@ -178,18 +180,25 @@ class Annealing:
                 continue
             stage = read // n
             computes = profile.computes[i]
+            if self.graph.part_of[stage] is not None:
+                continue
             if stage * n + i > key and computes[bisect_right(computes, read) - 1] // n < stage:
                 self._recompute(stage, i, added)
                 return
 
     def _recompute(self, stage: int, i: int, added: list[Pair]) -> None:
         """Adds the recompute (stage, i), and those of dependencies that had better not be kept for it."""
-        stack, seen = [i], {i}
+        makers = self.graph.makers
+        stack, seen, again = [makers[i]], {makers[i]}, {makers[i]}
         while stack:
             k = stack.pop()
-            deps = [d for d in self.graph.deps[k] if d not in seen]
-            seen.update(deps)
-            stack += [d for d in deps if self._rather_again(d, stage, stage * self.graph.n + k)]
+            for d in self.graph.deps[k]:
+                if d in seen or makers[d] in again:
+                    continue
+                seen.add(d)
+                if self._rather_again(d, stage, stage * self.graph.n + k):
+                    stack.append(makers[d])
+                    again.add(makers[d])
             self._add((stage, k))
             added.append((stage, k))
 
@@ -201,7 +210,7 @@ class Annealing:
         _, before, after = profile.life(d, at)
         if after is not None or before // self.graph.n == stage:
             return False
-        first, last = bisect_right(profile.keys, before), bisect_left(profile.keys, at)
+        first, last = profile.position_after(d, before), bisect_left(profile.keys, at)
         if first >= last:
             return False
         exceeds = int(profile.memory[first:last].max()) + self.graph.memory[d] > self.budget

@@ -16,7 +16,7 @@ from ._highs import Highs
 from ._request import Request
 from ._search import Search
 from .cuts import CutGeneration
-from .heuristics import construct
+from .heuristics import construct, fallback
 from .local import Local
 from .windows import Windows
 
@@ -52,8 +52,10 @@ def _rounds(search: Search, highs: Highs) -> None:
     value, bounds = local.value, [search.bound]
     while not search.over:
         whole = not generation.stuck and (rest == 0 or search.best is None)
-        effort = 1 if search.best is not None else _LONG
-        if tries:  # small graphs have fast turns and programs that are hard all the same
+        effort = 1
+        if search.best is None:
+            effort = _LONG
+        elif tries:  # small graphs have fast turns and programs that are hard all the same
             effort = (_LONG << min(tries - 1, 3) if whole else 2) * max(1, _N // max(1, graph.n))
         window = not whole and search.best is not None
         if whole:
@@ -64,6 +66,8 @@ def _rounds(search: Search, highs: Highs) -> None:
         local.run(effort, request.deadline)
         spent += effort
         search.offer(local.schedule())
+        if search.best is None and spent == _LONG:  # annealing gets lower than descents do nearly always
+            search.offer(fallback(graph, request.budget, seed=request.seed, deadline=request.deadline))
         if whole:
             solved = generation.collect()
             bounds.append(search.bound)

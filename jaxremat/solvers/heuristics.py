@@ -8,7 +8,7 @@ The pick is the least cost per byte-of-excess relieved, along the whole gap. Wha
 
 import math
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -154,7 +154,7 @@ def _cheapest_eviction(
         after_it[first:last] -= size
         np.maximum(memory[first:last] - int(style.keep * size), budget, out=ceiling[first:last])
         # The relief is at most what `least` counts on, so a closure that costs more than this is no use.
-        dearest = math.inf if best is None else best.score / least * (graph.cost[i] + price)
+        dearest = math.inf if best is None else best.score / least * (graph.cost[graph.makers[i]] + price)
         nodes = _closure(profile, i, stage, after_it, ceiling, price, dearest)
         if nodes is None:
             continue
@@ -170,25 +170,25 @@ def _cheapest_eviction(
 def _closure(
     profile: Profile, i: int, stage: int, memory: np.ndarray, ceiling: np.ndarray, price: float, dearest: float
 ) -> set[int] | None:
-    """What must be recomputed in `stage` for node i to be; None if that is impossible or as costly as `dearest`.
+    """What must be recomputed in `stage` for value i to be; None if that is impossible or as costly as `dearest`.
 
     Dependencies that are dead by then are kept until then where `memory`, which this updates, stays below `ceiling`.
     """
-    graph, n, keys = profile.graph, profile.graph.n, profile.keys
-    nodes, stack, cost = {i}, [i], graph.cost[i] + price
+    graph, n, keys, makers = profile.graph, profile.graph.n, profile.keys, profile.graph.makers
+    nodes, stack, cost = {makers[i]}, [makers[i]], graph.cost[makers[i]] + price
     kept: dict[int, int] = {}
     while stack:
         k = stack.pop()
         at = stage * n + k
         for d in graph.deps[k]:
-            if d in nodes:
+            if makers[d] in nodes:
                 continue
             start, end, after = profile.life(d, at)
             end = max(end, kept.get(d, end))
             if after is not None or end >= at:
                 continue
             size = graph.memory[d]
-            first, last = bisect_right(keys, end), bisect_left(keys, at)
+            first, last = profile.position_after(d, end), bisect_left(keys, at)
             # Once a stage: what this stage has computed before can only be kept.
             if (
                 first >= last
@@ -198,11 +198,11 @@ def _closure(
                 memory[first:last] += size
                 kept[d] = at
                 continue
-            cost += graph.cost[d] + price
+            cost += graph.cost[makers[d]] + price
             if not graph.recomputable[d] or cost >= dearest:
                 return None
-            nodes.add(d)
-            stack.append(d)
+            nodes.add(makers[d])
+            stack.append(makers[d])
     return nodes
 
 
@@ -239,7 +239,7 @@ def construct(
 ) -> Schedule | None:
     """The best schedule within `budget` bytes that a few runs of the heuristic find; None if they find none.
 
-    They do find one at every budget from the peak of `lowest_peak` upwards (given the time).
+    Given the time, they do find one at every budget from the peak of `lowest_peak` upwards, unless `lowest` is false.
     """
     if graph.peak <= budget:
         return Schedule(graph, status="optimal", solver="heuristic")
@@ -253,10 +253,13 @@ def construct(
         descent = lower_peak(graph, budget, style, rng, deadline)
         if descent.fits:
             best = cheaper(best, pruned(graph, descent.pairs, budget, deadline))
-    if best is None and lowest:
-        lowest = _lowest(graph, seed, deadline)
-        best = pruned(graph, lowest.pairs, budget, deadline) if lowest.peak <= budget else None
-    return best
+    return best or (fallback(graph, budget, seed=seed, deadline=deadline) if lowest else None)
+
+
+def fallback(graph: Graph, budget: int, *, seed: int = 0, deadline: float = math.inf) -> Schedule | None:
+    """A schedule within `budget` bytes if `lowest_peak` reaches that far."""
+    descent = _lowest(graph, seed, deadline, enough=budget)
+    return pruned(graph, descent.pairs, budget, deadline) if descent.peak <= budget else None
 
 
 def repaired(
@@ -278,13 +281,16 @@ def lowest_peak(graph: Graph, *, seed: int = 0, deadline: float = math.inf) -> S
     return pruned(graph, lowest.pairs, lowest.peak, deadline)
 
 
-def _lowest(graph: Graph, seed: int, deadline: float) -> Descent:
-    """Descents from keep-everything, then from where the best one ended, towards half of what is left to the floor."""
+def _lowest(graph: Graph, seed: int, deadline: float, enough: int = 0) -> Descent:
+    """Descents from keep-everything, then from where the best one ended, towards half of what is left to the floor.
+
+    They end early where the peak is `enough`.
+    """
     rng = np.random.default_rng(seed)
     low, best = graph.floor, Descent((), graph.peak, True)
     for style in styles(2, rng):
         best = min(best, lower_peak(graph, low, style, rng, deadline), key=lambda descent: descent.peak)
-    while best.peak - low > max(1, graph.peak // 200) and time.monotonic() < deadline:
+    while best.peak > enough and best.peak - low > max(1, graph.peak // 200) and time.monotonic() < deadline:
         middle = (low + best.peak) // 2
         for style, start in zip(styles(3, rng), ((), best.pairs, best.pairs), strict=True):
             found = lower_peak(graph, middle, style, rng, deadline, start)

@@ -40,12 +40,16 @@ class Formulation:
     def start(self, schedule: Schedule) -> dict[int, float]:
         """The schedule as a point of the program."""
         n, point = self.graph.n, {}
+        # A part that nothing reads need not be computed along, and then is not there until the stage ends.
+        parts = (life for life in schedule.lifetimes if self.graph.part_of[life.node] is not None)
+        unread = {divmod(life.start, n) for life in parts if life.start == life.end}
         for (t, i), x in self.R.items():
-            point[x] = float(schedule.R[t, i])
+            point[x] = float(schedule.R[t, i] and (t == i or (t, i) not in unread))
         for (t, i), x in self.S.items():
             point[x] = float(schedule.S[t, i])
         for (t, k), x in self.U.items():
-            point[x] = (int(schedule.U[t, k]) - self.graph.constant) / self.byte_unit
+            absent = self.graph.memory[k] if t != k and (t, k) in unread else 0
+            point[x] = (int(schedule.U[t, k]) - self.graph.constant - absent) / self.byte_unit
         for x in self.Free.values():
             point[x] = 0.0
         for life in schedule.lifetimes:
@@ -56,7 +60,8 @@ class Formulation:
 
     def schedule(self, x: list[float]) -> Schedule:
         """The schedule that a point of the program stands for. Its S keeps only what is read."""
-        return Schedule(self.graph, tuple(pair for pair, k in self.R.items() if pair[0] > pair[1] and x[k] > 0.5))
+        again = ((t, i) for (t, i), variable in self.R.items() if t > i and x[variable] > 0.5)
+        return Schedule(self.graph, tuple((t, i) for t, i in again if self.graph.part_of[i] is None))
 
 
 def milp(graph: Graph, request: Request) -> Schedule | None:
@@ -120,10 +125,10 @@ def _build(graph: Graph, byte_unit: float, limit: float, *, frontier: bool) -> F
     for t in range(n):
         for i in range(t + 1 if frontier else n):
             R[t, i] = mip.binary(cost=graph.cost[i] / cost_unit)
-            U[t, i] = mip.variable(0.0, limit)
+            U[t, i] = mip.variable(0.0, limit + (0.0 if graph.inplace[i] is None else M[i]))
             if i < t or (t > 0 and not frontier):  # (8b), (1d)
                 S[t, i] = mip.binary()
-            if i < t and frontier and not graph.recomputable[i]:
+            if i < t and frontier and (not graph.recomputable[i] or graph.part_of[t] is not None):
                 mip.fix(R[t, i], 0.0)
             for d in graph.deps[i]:
                 Free[t, d, i] = mip.binary()
@@ -147,7 +152,8 @@ def _add_correctness(problem: Formulation) -> None:
     R, S, mip = problem.R, problem.S, problem.mip
     for t, j in R:
         for i in problem.graph.deps[j]:
-            kept = {S[t, i]: -1.0} if (t, i) in S else {}
+            apart = problem.graph.part_of[j] is None or t == j  # a part may be first computed in its own, empty stage
+            kept = {S[t, i]: -1.0} if (t, i) in S and apart else {}
             mip.row({R[t, j]: 1.0, R[t, i]: -1.0} | kept, "<", 0.0)
     for (t, i), kept in S.items():
         before = {S[t - 1, i]: -1.0} if (t - 1, i) in S else {}
@@ -155,7 +161,10 @@ def _add_correctness(problem: Formulation) -> None:
 
 
 def _add_memory(problem: Formulation, M: list[float], limit: float) -> None:
-    """(2), (3) and (4) without Free[t, k, k], and U <= budget while the workspace is in use."""
+    """(2), (3) and (4) without Free[t, k, k].
+
+    U <= budget while a node runs, with its scratch and less what it is written over.
+    """
     graph, R, S, U, Free, mip = problem.graph, problem.R, problem.S, problem.U, problem.Free, problem.mip
     for (t, k), used in U.items():
         if k == 0:
@@ -164,8 +173,10 @@ def _add_memory(problem: Formulation, M: list[float], limit: float) -> None:
             freed = {Free[t, i, k - 1]: M[i] for i in graph.deps[k - 1] if M[i]}
             before = {U[t, k - 1]: -1.0} | freed
         mip.row({used: 1.0, R[t, k]: -M[k]} | before, "=", 0.0)
-        if graph.workspace[k]:
-            mip.row({used: 1.0, R[t, k]: graph.workspace[k] / problem.byte_unit}, "<", limit)
+        over = graph.inplace[k]
+        if graph.scratch[k] or over is not None:
+            saved = {} if over is None else {Free[t, over, k]: -M[k]}
+            mip.row({used: 1.0, R[t, k]: graph.scratch[k] / problem.byte_unit} | saved, "<", limit)
 
 
 def _add_free(problem: Formulation) -> None:

@@ -3,8 +3,8 @@
 The LP relaxation of eq. (9) with the budget (1 - epsilon) M gives fractional checkpoints S. They are rounded, and the
 least recomputes for them follow. Appendix D suggests to search epsilon: small ones cost less, large ones fit. What is
 rounded and does not fit is repaired by the heuristic as well until something fits, and everything that fits is pruned.
-On layered random graphs, whose relaxation says little, that leaves much to be desired, so the best schedule goes through a
-fixed number of steps of neighbourhood search in the end.
+On layered random graphs, whose relaxation says little, that leaves much to be desired, so the best schedule goes through
+a fixed number of turns of local search in the end.
 
 Eq. (9) is too large a program for hundreds of nodes. There the LP is that of cut generation, whose S is known at the
 cuts only: it is rounded there, and what has to be computed in between follows from it.
@@ -25,8 +25,8 @@ from ._request import Request
 from ._search import Search
 from .cuts import peaks
 from .heuristics import prune_pairs, repaired
+from .local import Local
 from .milp import partitioned, row_count
-from .neighbourhood import Neighbourhood
 
 __all__ = ["rounding", "rounding_random"]
 
@@ -34,7 +34,7 @@ _ALLOWANCES = (0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3)
 _ROWS = 50_000  # the largest eq. (9) whose LP relaxation takes a second or so
 _ROUNDS = 4  # of cuts added by the other LP
 _THRESHOLD = 0.5
-_STEPS = 200  # of neighbourhood search
+_TURNS = 30  # of local search
 
 Pairs = list[tuple[int, int]]
 
@@ -71,7 +71,7 @@ def _search(
     graph: Graph, request: Request, rounded: Callable[[Fractional], Iterator[Pairs]], solver: str
 ) -> Schedule | None:
     search = Search(graph, request)
-    neighbourhood = Neighbourhood(graph, request.budget, request.seed)
+    local = Local(graph, request.budget, request.seed)
     if graph.peak <= request.budget:
         search.offer(Schedule(graph))
         return search.result(solver)
@@ -92,13 +92,13 @@ def _search(
                 elif least is None or peak < least[0]:
                     least = (peak, pairs)
             if least is not None and search.best is None:
-                neighbourhood.restart(least[1], least[0] - request.budget, Schedule(graph, tuple(least[1])).cost)
+                local.restart(least[1], least[0] - request.budget, Schedule(graph, tuple(least[1])).cost)
                 search.offer(repaired(graph, least[1], request.budget, seed=request.seed, deadline=request.deadline))
     if not search.over:
         if search.best is not None:
-            neighbourhood.restart(search.best.pairs, 0, search.best.cost)
-        neighbourhood.run(_STEPS, request.deadline)
-        search.offer(neighbourhood.schedule())
+            local.restart(search.best.pairs, 0, search.best.cost)
+        local.run(_TURNS, request.deadline)
+        search.offer(local.schedule())
     return search.result(solver)
 
 

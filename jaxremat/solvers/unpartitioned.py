@@ -55,10 +55,12 @@ def frontier_advancing(problem: Formulation, x: list[float]) -> Schedule | None:
     """The same computes in frontier-advancing stages; None if first computes are not in the order of the graph."""
     pairs, stage = [], 0
     for i in computes(problem, x):
+        if problem.graph.part_of[i] is not None:
+            continue
         if i > stage:
             return None
         if i == stage:
-            stage += 1
+            stage += 1 + len(problem.graph.parts[i])
         elif stage < problem.graph.n:  # what is computed again after the last first compute is of no use
             pairs.append((stage, i))
     return Schedule(problem.graph, tuple(pairs)) if stage == problem.graph.n else None
