@@ -69,8 +69,16 @@ class Compiler:
         self._chip = chip
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
+        self._identity = ""
         self._lock = threading.Lock()
         atexit.register(self.end)
+
+    @property
+    def identity(self) -> str:
+        """The packages that the compiler consists of, with their versions. Raises `CompilationError`."""
+        with self._lock:
+            self._running()
+            return self._identity
 
     def compile(
         self,
@@ -86,14 +94,17 @@ class Compiler:
         Raises `CompilationError` with what the compiler says.
         """
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
+            self._running()
             answer = self._ask(
                 {"exported": exported, "donated": tuple(donated), "text": text, "options": dict(options or {})}
             )
         if "error" in answer:
             raise CompilationError(answer["error"])
         return answer
+
+    def _running(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
 
     def _start(self) -> None:
         self.end()
@@ -114,6 +125,7 @@ class Compiler:
             raise CompilationError(
                 f"{_PYTHON}: its environment has jax {answer['version']}, this process has {jax.__version__}"
             )
+        self._identity = answer["packages"]
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         process = self._process

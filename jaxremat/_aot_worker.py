@@ -6,6 +6,7 @@ what the compiler says of each goes out. Messages are pickles.
 """
 
 import importlib
+import importlib.metadata
 import os
 import pickle
 import sys
@@ -26,7 +27,7 @@ def main() -> None:
             try:
                 if compiler is None:
                     compiler = Compiler(message)
-                    answer = {"version": compiler.version}
+                    answer = {"version": compiler.version, "packages": _packages()}
                 else:
                     answer = compiler.compile(**message)
             except Exception as error:
@@ -87,6 +88,14 @@ class Compiler:
                 if not known:
                     raise
                 del self.options[known[0]]
+
+
+def _packages() -> str:
+    """What the compilers consist of, with their versions."""
+    found = ((dist.name.lower(), dist.version) for dist in importlib.metadata.distributions())
+    return " ".join(
+        sorted(f"{name}-{version}" for name, version in found if name.startswith(("jax", "libtpu", "nvidia")))
+    )
 
 
 def _find_nvcc() -> None:

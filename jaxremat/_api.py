@@ -19,9 +19,10 @@ import numpy as np
 from jaxremat._budget import Budget, check_budget
 from jaxremat._captures import captures, same
 from jaxremat._cost import CostFunction, source_of
-from jaxremat._fit import Fitted, Options, fit, follow
+from jaxremat._fit import Fitted, Options, follow
 from jaxremat._plan import Plan
 from jaxremat._progress import on_terminal
+from jaxremat._recall import planned
 from jaxremat._signature import Call, Traced, trace
 from jaxremat._target import Compiled, Target
 from jaxremat._trace import Program
@@ -321,6 +322,7 @@ class _Budgeted:
     def _fitted(self, program: Program) -> Fitted:
         """The plan for a program, made once."""
         if program.fingerprint not in self._plans:
-            planned = fit(program, self._options) if self._given is None else follow(program, self._given)
-            self._plans[program.fingerprint] = planned
+            given = self._given
+            found = planned(program, self._options) if given is None else follow(program, given)
+            self._plans[program.fingerprint] = found
         return self._plans[program.fingerprint]

@@ -20,7 +20,7 @@ from jaxremat._buffers import buffers_of, in_use
 from jaxremat._cost import CostFunction, Costs, costs
 from jaxremat._errors import BudgetError, PlanMismatchError
 from jaxremat._graph import Graph
-from jaxremat._kernels import Kernels, describe, kernels
+from jaxremat._kernels import Kernels, describe, kernels, nodes_at
 from jaxremat._loops import Choices, rungs
 from jaxremat._merge import fewer_stages
 from jaxremat._pairs import Pair, pairs
@@ -79,11 +79,9 @@ def follow(program: Program, plan: Plan) -> Fitted:
         jaxpr = program.plain
     else:
         program = chosen(program, pairs(program), plan.loops)
-        nodes = kernels(program, target).nodes
+        nodes = nodes_at(program, plan.ends)
         if tuple(node.name for node in nodes) != plan.graph.names:
-            raise PlanMismatchError(
-                "plan: this compiler makes other kernels of the program than the plan is for; plan again"
-            )
+            raise PlanMismatchError("plan: it has other nodes than this version makes of the program; plan again")
         jaxpr = rewrite(program, nodes, plan.schedule.statements, target.platform)
     compiled = target.compile(jex.jaxpr_as_fun(jaxpr), program.structs(), program.donated)
     return Fitted(replace(plan, rewritten=jaxpr, measured_peak_bytes=compiled.memory.peak), compiled)
@@ -141,7 +139,7 @@ class _Fit:
             fingerprint=self.program.fingerprint,
             plain_cost=plain_cost,
             cost_source=price.source,
-            graph_source="compiled" if variant.kernels.read else "rules",
+            ends=variant.kernels.ends,
             notes=variant.notes,
             compiles=self.compiles,
             loops=loops,

@@ -24,7 +24,8 @@ class Kernels:
     """The nodes of a program on a target, and what the compiler said of them: bytes of values, scratch, seconds, and
     which values a value may be written over.
 
-    `read`: whether they were read from the compiled program. `fallback`: why they could not be, where that was tried.
+    `ends`: which values the nodes were seen to end at, by their numbers among all that equations make; None where nodes
+    follow rules. `fallback`: why the compiled program could not be read, where that was tried.
     """
 
     nodes: tuple[Node, ...]
@@ -32,8 +33,13 @@ class Kernels:
     scratch: Mapping[Any, int] = field(default_factory=dict)
     seconds: Mapping[Any, float] = field(default_factory=dict)
     over: Mapping[Any, frozenset[Any]] = field(default_factory=dict)
-    read: bool = False
+    ends: tuple[int, ...] | None = None
     fallback: str = ""
+
+    @property
+    def read(self) -> bool:
+        """Whether they were read from the compiled program."""
+        return self.ends is not None
 
     def bytes_of(self, v: Any) -> int:
         """Bytes of the buffer of a value."""
@@ -50,16 +56,30 @@ def kernels(program: Program, target: Target) -> Kernels:
         return Kernels(partition(program), fallback=str(error))
     kept = representatives(program, found.sizes)
     estimates = seconds(found, target.chip) if target.chip else {}
+    ended = set(kept.values())
+    ends = tuple(number for number, v in enumerate(_made(program)) if v in ended)
     return Kernels(
-        partition_at(program, set(kept.values())),
+        nodes_at(program, ends),
         _gathered(kept, found.sizes, max),
         _gathered(kept, found.scratch, max),
         _gathered(kept, estimates, lambda a, b: a + b),
         _gathered(
             kept, {v: frozenset(kept[u] for u in us if u in kept) for v, us in found.over.items()}, frozenset.union
         ),
-        read=True,
+        ends=ends,
     )
+
+
+def nodes_at(program: Program, ends: Sequence[int] | None) -> tuple[Node, ...]:
+    """The nodes of `program` where they end at those values (`Kernels.ends`), which need not be read again."""
+    if ends is None:
+        return partition(program)
+    made = _made(program)
+    return partition_at(program, {made[number] for number in ends if number < len(made)})
+
+
+def _made(program: Program) -> list[Any]:
+    return [v for eqn in program.eqns for v in eqn.outvars]
 
 
 def _gathered(kept: Mapping[Any, Any], values: Mapping[Any, Any], combine: Any) -> dict[Any, Any]:

@@ -21,7 +21,7 @@ from jaxremat._residuals import Choice
 from jaxremat._schedule import Schedule
 from jaxremat._trace import Program
 
-_FORMAT = 3
+_FORMAT = 4
 _MAYBE = type(None)
 _PARTS: dict[str, dict[str, tuple[type, ...]]] = {  # what a saved plan holds, and of which types
     "graph": dict.fromkeys(("names", "cost", "memory", "deps", "workspace", "recomputable"), (list,))
@@ -37,7 +37,7 @@ _PARTS: dict[str, dict[str, tuple[type, ...]]] = {  # what a saved plan holds, a
         "compiles": (int,),
         "plain_cost": (int, float),
         "cost_source": (str,),
-        "graph_source": (str,),
+        "ends": (list, _MAYBE),
         "notes": (list,),
     },
 }
@@ -62,7 +62,8 @@ class Plan:
     - `target`: the platform it is for. `compiles`: how many programs were compiled to find it.
     - `fingerprint`: of the traced program, to know it again. `plain_cost`: of computing its every node once.
     - `cost_source`: where the costs of nodes come from: "profile", measured on this machine; "xla", "flops", "function".
-    - `graph_source`: what the nodes are: "compiled", the kernels of the compiled program, or "rules".
+    - `ends`: which values the kernels of the compiled program were seen to end at, by their numbers among all that the
+      flat program's equations make; None where nodes follow rules.
     - `notes`: what could not be done as it was meant to be, such as a compiled program that could not be read.
     - `loops`: for each differentiated scan that is written anew, what it keeps of its iterations.
     """
@@ -78,7 +79,7 @@ class Plan:
     plain_cost: float
     compiles: int = 0
     cost_source: str = "xla"
-    graph_source: str = "rules"
+    ends: tuple[int, ...] | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     loops: tuple[Choice, ...] = ()
     rewritten: jex.ClosedJaxpr | None = field(default=None, repr=False, compare=False)
@@ -98,6 +99,11 @@ class Plan:
     def plain(self) -> bool:
         """Whether the plain program fits the budget and runs as it is."""
         return self.schedule.solver == "plain"
+
+    @property
+    def graph_source(self) -> str:
+        """What the nodes are: "compiled", the kernels of the compiled program, or "rules"."""
+        return "rules" if self.ends is None else "compiled"
 
     @property
     def overhead(self) -> float:
@@ -148,7 +154,14 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to `path` as JSON, whole or not at all. The jaxpr is not part of it."""
-        record = {
+        try:
+            _store.replace(Path(path), json.dumps(self.record()))
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+
+    def record(self) -> dict[str, Any]:
+        """What `save` writes, and `of` reads."""
+        return {
             "jaxremat_plan": _FORMAT,
             "graph": {name: getattr(self.graph, name) for name in _PARTS["graph"]},
             "pairs": self.schedule.pairs,
@@ -157,22 +170,19 @@ class Plan:
             "plan": {name: getattr(self, name) for name in _PARTS["plan"]},
             "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
         }
-        try:
-            _store.replace(Path(path), json.dumps(record))
-        except OSError as error:
-            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """Read what `save` wrote. Raises `ValueError` if the file is no plan."""
         text = Path(path).read_bytes()
         try:
-            return Plan._read(json.loads(text))
+            return Plan.of(json.loads(text))
         except (ValueError, TypeError) as error:
             raise ValueError(f"path: {os.fspath(path)!r} is not a saved plan: {error}") from error
 
     @staticmethod
-    def _read(record: Any) -> Plan:
+    def of(record: Any) -> Plan:
+        """The plan of a `record`. Raises `ValueError` or `TypeError` if it is none."""
         if not isinstance(record, dict) or "jaxremat_plan" not in record:
             raise ValueError("it has no key 'jaxremat_plan'")
         if record["jaxremat_plan"] != _FORMAT:
@@ -180,7 +190,9 @@ class Plan:
         parts = {part: _checked_part(record, part, fields) for part, fields in _PARTS.items()}
         plan = parts["plan"]
         _expect(plan["cost_source"] in _COSTS, f"'cost_source' is {plan['cost_source']!r}")
-        _expect(plan["graph_source"] in _GRAPHS, f"'graph_source' is {plan['graph_source']!r}")
+        ends = plan["ends"]
+        _expect(ends is None or all(type(k) is int and k >= 0 for k in ends), "'ends' is not a list of numbers")
+        plan["ends"] = None if ends is None else tuple(ends)
         _expect(all(isinstance(note, str) for note in plan["notes"]), "'notes' is not a list of texts")
         plan["notes"] = tuple(plan["notes"])
         pairs = record.get("pairs")

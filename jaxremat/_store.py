@@ -23,7 +23,7 @@ import platformdirs
 
 _FOLDER = "JAXREMAT_CACHE"
 _OFF = {"off", "0", "no", "false", "none"}
-_MOST = {"costs": 20_000, "plans": 200, "compiled": 500}  # entries of each kind; the oldest go
+_MOST = {"costs": 20_000, "plans": 200}  # entries of each kind; the oldest go
 
 # Settings of JAX that change what a program compiles to and that its equations do not show.
 _SETTINGS = """
@@ -93,15 +93,14 @@ def _written(path: Path) -> float:
     return 0.0
 
 
-def environment(backend: str) -> str:
+def environment(device: str) -> str:
     """A part of keys: everything beside the program that what is measured of it depends on.
 
-    Versions, this package's own code, the devices of `backend` and the machine, and the settings of XLA and JAX.
+    Versions, this package's own code, the `device` (`Target.identity`) and the machine, and the settings of XLA and JAX.
     """
-    device = jax.local_devices(backend=backend)[0]
     settings = [f"{name}={getattr(jax.config, name, None)}" for name in _SETTINGS]
     flags = [f"{name}={os.environ.get(name, '')}" for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
-    return "|".join([_code(), _machine(), device.device_kind, device.client.platform_version, *settings, *flags])
+    return "|".join([_code(), _machine(), device, *settings, *flags])
 
 
 @functools.cache

@@ -93,6 +93,14 @@ class Target:
         return self.chip is None and self.platform == jax.default_backend()
 
     @property
+    def identity(self) -> str:
+        """The device and its compiler, with their versions."""
+        if self.chip is not None:
+            return f"{self.name} {compiler(self.chip).identity}"
+        device = jax.local_devices(backend=self.platform)[0]
+        return f"{device.device_kind} {device.client.platform_version}"
+
+    @property
     def memory(self) -> int | None:
         """Bytes of memory of a chip that need not be here; None for the devices of this process."""
         return None if self.chip is None else self.chip.memory

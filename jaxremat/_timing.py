@@ -47,7 +47,7 @@ _measured: dict[str, float] = {}  # what this process has measured or read, for 
 
 def timed(nodes: Sequence[Node], target: Target, say: Say | None = None) -> list[float | None]:
     """Seconds that each node takes on the default device of `target`; None where it cannot be run on its own."""
-    context = _store.environment(target.platform)
+    context = _store.environment(target.identity)
     keys = [_key(node, target) for node in nodes]
     found: dict[str, float | None] = {}
     missing: dict[str, Node] = {}

@@ -101,12 +101,20 @@ class Program:
     @cached_property
     def fingerprint(self) -> str:
         """Equal for programs with the same equations on the same shapes, with the same arguments donated."""
-        text = re.sub(r" at 0x[0-9a-f]+", "", str(self.jaxpr))
-        text += f" donated {sorted(self.donated)}" if self.donated else ""
-        return hashlib.sha256(text.encode()).hexdigest()
+        return _fingerprint(self.jaxpr, f" donated {sorted(self.donated)}" if self.donated else "")
+
+    @cached_property
+    def plain_fingerprint(self) -> str:
+        """Equal where JAX traced the same function: also the calls that the flat program has not are the same."""
+        return _fingerprint(self.plain)
 
     def structs(self) -> list[jax.ShapeDtypeStruct]:
         return [struct_of(v.aval) for v in self.invars]
+
+
+def _fingerprint(jaxpr: jex.ClosedJaxpr, more: str = "") -> str:
+    text = re.sub(r" at 0x[0-9a-f]+", "", str(jaxpr)) + more
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def flatten(closed: jex.ClosedJaxpr) -> Program:

@@ -65,7 +65,7 @@ def test_a_damaged_entry_is_measured_again(cache, damage, monkeypatch):
     path.write_text(damage(path.read_text()))
     monkeypatch.setattr(_timing, "_measured", {})
     (again,) = _timing.timed(nodes, CPU)
-    assert _store.read("costs", _store.environment("cpu") + _timing._key(nodes[0], CPU)) == again
+    assert _store.read("costs", _store.environment(CPU.identity) + _timing._key(nodes[0], CPU)) == again
 
 
 def test_no_room_for_a_cache_is_no_error(tmp_path, monkeypatch):
@@ -92,9 +92,9 @@ def test_old_entries_go(cache, monkeypatch):
 
 
 def test_entries_of_other_settings_are_others(cache):
-    before = _store.environment("cpu")
+    before = _store.environment(CPU.identity)
     with jax.default_matmul_precision("bfloat16"):
-        assert _store.environment("cpu") != before
+        assert _store.environment(CPU.identity) != before
 
 
 def forever(x):
