@@ -27,6 +27,7 @@ class Profile:
     def __init__(self, graph: Graph, pairs=()):
         n = graph.n
         self.graph = graph
+        self._n, self._over = n, graph.inplace if any(i is not None for i in graph.inplace) else None
         self.cost = np.array([graph.cost[i] for i in graph.makers])
         self.bytes = np.array(graph.memory, dtype=np.int64)
         self.evictable = np.array(graph.recomputable, dtype=bool) & (self.bytes > 0)
@@ -138,7 +139,7 @@ class Profile:
         return bisect_left(self.keys, end) if self._overwritten(i, end) else bisect_right(self.keys, end)
 
     def _overwritten(self, i: int, end: int) -> bool:
-        return self.graph.inplace[end % self.graph.n] == i
+        return self._over is not None and self._over[end % self._n] == i
 
     def _insert(self, key: int, alive: bool) -> None:
         """Makes room for a compute at `key`, with the bytes of what lives across it and its own."""
