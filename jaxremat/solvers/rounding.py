@@ -2,9 +2,9 @@
 
 The LP relaxation of eq. (9) with the budget (1 - epsilon) M gives fractional checkpoints S. They are rounded, and the
 least recomputes for them follow. Appendix D suggests to search epsilon: small ones cost less, large ones fit. What is
-rounded and does not fit is repaired by the heuristic as well until something fits, and everything that fits is pruned.
-On layered random graphs, whose relaxation says little, that leaves much to be desired, so the best schedule goes through
-a fixed number of turns of local search in the end.
+rounded and does not fit is repaired by the heuristic as well until something fits or that has failed a few times, and
+everything that fits is pruned. On layered random graphs, whose relaxation says little, that leaves much to be desired,
+so local search goes on from the best: a fixed number of turns, after those that it takes to find what fits.
 
 Eq. (9) is too large a program for hundreds of nodes. There the LP is that of cut generation, whose S is known at the
 cuts only: it is rounded there, and what has to be computed in between follows from it.
@@ -34,7 +34,9 @@ _ALLOWANCES = (0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3)
 _ROWS = 50_000  # the largest eq. (9) whose LP relaxation takes a second or so
 _ROUNDS = 4  # of cuts added by the other LP
 _THRESHOLD = 0.5
-_TURNS = 30  # of local search
+_REPAIRS = 3  # that may fail
+_TURNS = 30  # of local search; as many again for each _N nodes until something fits
+_N = 250
 
 Pairs = list[tuple[int, int]]
 
@@ -72,6 +74,7 @@ def _search(
 ) -> Schedule | None:
     search = Search(graph, request)
     local = Local(graph, request.budget, request.seed)
+    repairs = 0
     if graph.peak <= request.budget:
         search.offer(Schedule(graph))
         return search.result(solver)
@@ -91,12 +94,16 @@ def _search(
                     search.offer(Schedule(graph, tuple(prune_pairs(graph, pairs, request.budget))))
                 elif least is None or peak < least[0]:
                     least = (peak, pairs)
-            if least is not None and search.best is None:
+            if least is not None and search.best is None and repairs < _REPAIRS:
+                repairs += 1
                 local.restart(least[1], least[0] - request.budget, Schedule(graph, tuple(least[1])).cost)
                 search.offer(repaired(graph, least[1], request.budget, seed=request.seed, deadline=request.deadline))
     if not search.over:
         if search.best is not None:
             local.restart(search.best.pairs, 0, search.best.cost)
+        for _ in range(graph.n // _N):
+            if local.value[0] > 0:
+                local.run(_TURNS, request.deadline)
         local.run(_TURNS, request.deadline)
         search.offer(local.schedule())
     return search.result(solver)
