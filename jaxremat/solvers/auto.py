@@ -26,6 +26,7 @@ _LONG = 20  # turns of local search while a program is being solved that was too
 _N = 500  # ... the first time, at that many nodes; in proportion more at fewer
 _NODES = 200  # of the solver's tree; twice as many at each further try
 _WINDOWS = 20  # rounds of window search between two such tries
+_SHARE = 16  # by how much it may be extended where it finds more than the solver
 _SLICE = 0.25  # of the time limit, that one program may take
 _PATIENCE = 40  # turns of local search without a better schedule that are granted at least
 
@@ -48,15 +49,16 @@ def _rounds(search: Search, highs: Highs) -> None:
     local = Local(graph, request.budget, request.seed)
     windows = Windows(search, highs)
     tries, rest = 0, 0  # programs of cut generation that were too hard; rounds until the next try
+    share = 1  # of local search beside the solver: the more, the better it does in comparison
     spent = spent_at_best = 0.0  # on local search, in all and when the best schedule was found
     value, bounds = local.value, [search.bound]
     while not search.over:
         whole = not generation.stuck and (rest == 0 or search.best is None)
-        effort = 1
+        effort = share
         if search.best is None:
             effort = _LONG
         elif tries:  # small graphs have fast turns and programs that are hard all the same
-            effort = (_LONG << min(tries - 1, 3) if whole else 2) * max(1, _N // max(1, graph.n))
+            effort = (_LONG << min(tries - 1, 3) if whole else 2 * share) * max(1, _N // max(1, graph.n))
         window = not whole and search.best is not None
         if whole:
             generation.submit(_NODES << tries, seconds=_SLICE * request.time_limit)
@@ -65,7 +67,8 @@ def _rounds(search: Search, highs: Highs) -> None:
         local.restart(*_start(search, generation))
         local.run(effort, request.deadline)
         spent += effort
-        search.offer(local.schedule())
+        by_local = search.offer(local.schedule())
+        found = search.best
         if search.best is None and spent == _LONG:  # annealing gets lower than descents do nearly always
             search.offer(fallback(graph, request.budget, seed=request.seed, deadline=request.deadline))
         if whole:
@@ -75,6 +78,10 @@ def _rounds(search: Search, highs: Highs) -> None:
         elif window:
             windows.collect()
             rest = max(0, rest - 1)
+        if search.best is not found:
+            share = max(1, share // 2)
+        elif by_local:
+            share = min(2 * share, _SHARE)
         if _notably_less(local.value, value, request.gap):
             value, spent_at_best = local.value, spent
         stalled = generation.stuck or _stalled(bounds, value[1])
